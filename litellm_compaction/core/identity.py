@@ -208,9 +208,6 @@ def text_hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-# ------------------------------------------------------------------ lists
-
-
 @dataclass(frozen=True)
 class Listed:
     """The messages of a request after the leading system ones, of which its client has sent all but `left_out`."""
@@ -281,8 +278,11 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     edited = edits([now.rest[each] for each in changed], [prints(old.rest[same[each]]) for each in changed], notes)
     spoken = _with_renewed(old, now, end, same)
     stays = {**spoken, **_systems(old, now, spoken)}
-    was_anew = {place for place, at in stays.items() if old.rest[at].is_renewed}
-    versions = _versions(before, now, {each: stays[each] for each in was_anew.union(stays.keys() - same.keys())})
+    versions = dict[int, Sequence[str]]()
+    for place, at in stays.items():
+        if place not in same or old.rest[at].is_renewed:
+            marks = (*before.renewed.get(at, ()), old.marks[at], now.marks[place])
+            versions[place] = [mark for mark, _ in groupby(marks)][: _VERSIONS + 1]
     # What comes again so soon is another person's; a system message may have come to stand where another one stood.
     again = {place for place, each in versions.items() if len({*each}) < len(each)}
     anew = {at for at, each in versions.items() if at in now.spoken or (len(each) >= _VERSIONS and at not in again)}
@@ -343,10 +343,3 @@ def _systems(old: Listed, now: Listed, spoken: Mapping[int, int]) -> Mapping[int
     behind = {place + 1: at + 1 for place, at in spoken.items() if place + 1 < len(now.rest) and at + 1 < len(old.rest)}
     both = {place: at for place, at in behind.items() if now.rest[place].is_system and old.rest[at].is_system}
     return {place: at for place, at in both.items() if old.rest[at].is_renewed or old.marks[at] != now.marks[place]}
-
-
-def _versions(before: Relisted, now: Listed, anew: Mapping[int, int]) -> Mapping[int, Sequence[str]]:
-    """Returns the first versions of what is written anew, or was before, by the place in the new list."""
-    old = before.listed
-    marks = {place: (*before.renewed.get(at, ()), old.marks[at], now.marks[place]) for place, at in anew.items()}
-    return {place: [mark for mark, _ in groupby(each)][: _VERSIONS + 1] for place, each in marks.items()}
