@@ -173,7 +173,8 @@ class RequestMeasurer:
         started_s: float,
         before: View | None = None,
     ) -> MeasuredRequest:
-        if count.tokens > COMPACTED_BEFORE_RATIO * window.tokens:
+        is_new = before is None or before.messages is not request.messages
+        if is_new and count.tokens > COMPACTED_BEFORE_RATIO * window.tokens:
             request = replace(request, messages=marked(request.messages))
         count_text = self.counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.

@@ -45,5 +45,6 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
     step = Step(draft=draft, question="summary", ledger_tokens=100, predicted_tokens=predicted_tokens or 1000)
     step = step if predicted_tokens is None else replace(step, question="none")
     measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
+    assert measurer.by(measured, replace(measured.count)).request is measured.request, "a walk that was made"
     prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
     assert is_enough(measured, step, compaction, prepared) is enough
