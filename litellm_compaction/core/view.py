@@ -61,7 +61,7 @@ def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the user messages that say what is being worked on, ascending; empty if there is no user's.
 
     They stay verbatim (promise P2): the newest of any writer, the newest that may be the person's, and if that stands
-    where a program may write, the newest short one that surely is. More messages never make an older one a request.
+    where a program may write, the newest that surely is, if short. More messages never make an older one a request.
     """
     last = _last_requests(messages)
     turns = (at for at in range(last[0], -1, -1) if _speaks(messages[at]) and _is_turn(messages, at)) if last else ()
