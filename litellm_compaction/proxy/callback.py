@@ -288,8 +288,10 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             async for chunk in response:
                 yield chunk
             return
-        is_carried_here = exchange.is_hooked and wire.can_be_continued(request_data)
-        stream = self._hooked(exchange, response, request_data) if is_carried_here else response
+        # As the first call had it.
+        asked = wire.without_overrides(request_data, "")
+        is_carried_here = exchange.is_hooked and wire.can_be_continued(asked)
+        stream = self._hooked(exchange, response, asked) if is_carried_here else response
         beats(lambda: exchange.may_pause, every_s=self._guards.configured.constants.heartbeat_s)
         shown = (wire.with_details(chunk, exchange.details) async for chunk in stream)
         if exchange.orders.shows:

@@ -19,7 +19,7 @@ _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request
 # The OpenAI client puts the first into the body last, over the values of LiteLLM and its deployment.
 _EXTRA, _PROVIDER = "extra_body", "custom_llm_provider"
 # Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
-_COMPLETION_KEYS = frozenset((
+COMPLETION_KEYS = frozenset((
     "model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias", "temperature",
     "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
     "repetition_penalty",
@@ -51,7 +51,7 @@ _TOOLS = ("tools", "functions")  # The second name is the older one.
 # Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
 # `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
 # effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
-_EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
+EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
 _NUMBER = re.compile(r"\s*[+-]?\d{1,18}(\.\d*)?\s*", re.ASCII)
@@ -136,7 +136,7 @@ def _message(value: object) -> Message:
 def extras_of(body: Body) -> Mapping[str, JsonValue]:
     """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
-    extras = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
+    extras = {key: given[key] for key in EXTRAS if given.get(key) is not None}
     # A server that is asked to count gets what it will be sent.
     extras |= {key: body[key] for key in _TOOLS if body.get(key) and body[key] is not _tools(body)}
     is_tiny = not extras or len(json.dumps([*extras.values()], default=str)) <= _LEAST_EXTRAS_CHARS
@@ -300,12 +300,12 @@ def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
 def can_be_begun(body: Body) -> bool:
     """True if a text completion can be asked for with all that the client wants of its answer."""
     wanted = {key for key, value in body.items() if value is not None}
-    return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
+    return wanted <= COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
 
 
 def begun(body: Body, prompt: str, end_of_turn: str) -> dict[str, Any]:
     """A chat's body as that of a text completion, which ends at the template's `end_of_turn`, too ("" for none)."""
-    kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
+    kept = {key: value for key, value in body.items() if key in COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *filter(None, [end_of_turn])]
     return {**kept, "prompt": prompt, **({"stop": ends} if 0 < len(ends) <= _MOST_STOPS else {})}
 

@@ -39,6 +39,18 @@ def test_an_answer_is_carried_over(restarting: Restarting, route: str, stream: b
 
 
 @both_carriers
+def test_what_shapes_an_answer_holds_to_its_end(restarting: Restarting) -> None:
+    """Its bound, the choice of words, and what the template is told, in `extra_body` as well."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    shape = {"min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
+    more = {"extra_body": {"max_tokens": 2300, "repeat_penalty": 1.1}, "stream_options": {"include_usage": True}}
+    answer = restarting.proxy.stream("local", asked("a shape"), **shape, **more)
+    assert answer.chunks[-1]["usage"]["completion_tokens"] == 2300
+    shapes = [{key: body.get(key) for key in (*shape, "repeat_penalty")} for body in watch.bodies]
+    assert shapes == [{**shape, "repeat_penalty": 1.1}] * 2
+
+
+@both_carriers
 def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting) -> None:
     """A call that does not fit beside the history comes whole from the compacted conversation, and once."""
     wanted, text = calls("tool_0", words=3700), "I write the file now. "

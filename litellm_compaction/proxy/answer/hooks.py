@@ -18,16 +18,17 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
 if TYPE_CHECKING:
     from litellm_compaction.proxy.answer.loop import Answer
 
-# A client's keys that a continuation needs too (OpenAI's API reference for chat completions, LiteLLM's extras).
+# A client's keys that a continuation needs too: tools, what else is in the prompt, and how the words are chosen.
 _CLIENT_KEYS = (
-    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
-    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
+    "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "thinking", *wire.EXTRAS,
+    *sorted(wire.COMPLETION_KEYS - {"model", "stream", "stream_options", "max_tokens"}),
 )  # fmt: skip
 
 
@@ -72,11 +73,13 @@ class HookedUpstream:
         prepared = leg.prepared
         keys = (*_CLIENT_KEYS, *wire.DOCUMENT_KEYS) if leg.is_document else _CLIENT_KEYS
         fields: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
+        extra = mapping(self.data.get("extra_body"))
+        extra = {key: value for key, value in extra.items() if key in keys or key not in wire.DOCUMENT_KEYS}
         if prepared.tools is not None:
             fields["tools"] = list(prepared.tools)
-        if leg.fields:
-            fields = {key: value for key, value in fields.items() if key not in leg.fields}
-            fields["extra_body"] = dict(leg.fields)
+        extra |= wire.added({**fields, **extra}, leg.fields)
+        fields = {key: value for key, value in fields.items() if key not in leg.fields}
+        fields |= {"extra_body": extra} if extra else {}
         parent = self.data.get("metadata")
         return await call_router(
             self.router,
