@@ -29,6 +29,7 @@ from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.client import (
+    NONE,
     Body,
     mapping,
     metadata_of,
@@ -200,26 +201,29 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             # LiteLLM itself makes it of a chat that has been prepared.
             before = exchange.deployment if exchange is not None and exchange.is_hooked else None
             is_prepared = before is not None and before.id == deployment.id
-            call = self._bridged(deployment, kwargs, kind) if deployment.does_guard and not is_prepared else kwargs
-            return call if deployment.does_guard else received
+            call = kwargs if is_prepared else self._bridged(deployment, kwargs, kind) if deployment.does_guard else None
+            return call or received
         try:
             with while_here():
                 call = await self._guarded(deployment, router, kwargs)
-                return call if deployment.does_guard else received
+                return call if deployment.does_guard and call is not kwargs else received
         except RecursionError as error:
             if not deployment.does_guard:
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
             raise NotServed(TOO_DEEP) from error
 
-    def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:
-        """The arguments of another call, for LiteLLM to make a chat of it: by its own route it would have no guard."""
+    def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body | None:
+        """The arguments of another call, for LiteLLM to make a chat of it; None for one that is to be left alone."""
+        metadata, is_allowed = metadata_of(kwargs), deployment.settings.allow_opt_out
+        opted_out = opts_out(wish_of(kwargs, metadata) if is_allowed else NONE, metadata, is_allowed=is_allowed)
+        # What its client keeps of a conversation is unfolded in a chat.
+        if opted_out and note_of(kwargs).orders is None:
+            return None
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
-        if (refusal := not_served(kwargs, kind, keeps=keeps_responses)) is not None:
-            metadata, is_allowed = metadata_of(kwargs), deployment.settings.allow_opt_out
-            if not opts_out(wish_of(kwargs, metadata), metadata, is_allowed=is_allowed):
-                raise refusal
+        if not opted_out and (refusal := not_served(kwargs, kind, keeps=keeps_responses)) is not None:
+            raise refusal
         return wire.to_chats_alone(kwargs, deployment.provider)
 
     async def _guarded(self, deployment: Deployment, router: Any, kwargs: Body) -> Body:

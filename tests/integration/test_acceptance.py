@@ -435,7 +435,7 @@ def test_19_oversized_result_as_an_excerpt(later: Bench) -> None:
     assert left_out is not None
 
 
-def test_20_observe_off_and_opting_out(bench: Bench, later: Bench) -> None:
+def test_20_observe_off_and_opting_out(bench: Bench, later: Bench, office: Office) -> None:
     """Modes observe and off, and a request that may opt out and does, leave the request as it is."""
     messages = talk("left alone", 3700)
     for name in ("observed", "off", "opted out"):
@@ -449,4 +449,11 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench) -> None:
     asked = {"model": "opted out", "input": "Go on.", "conversation": {"id": "conv_abc"}}
     for more, status in (({}, 400), ({"metadata": {"compaction": "off"}}, 200)):
         assert later.proxy.stream_body({**asked, **more, "stream": False}, "/v1/responses").status == status
+    # By each route it is the call of a deployment that is not guarded.
+    off: dict[str, Any] = {"metadata": {"compaction": "off"}, "extra_body": {"stream": False}, "stream": False}
+    for path, asked in (("/v1/chat/completions", {"messages": messages}), ("/v1/responses", {"input": "Go on."})):
+        for name in ("plain", "opted"):
+            later.proxy.post({**asked, **off, "model": name}, path)
+        plain, opted = office.plain.posts()[-2:]
+        assert (opted.path, {**opted.json, "model": 0}) == (plain.path, {**plain.json, "model": 0})
     assert later.proxy.expect_logged(r"observed model=observed .*reason=summary")
