@@ -111,7 +111,7 @@ def board_of(store: Store) -> Rows | None:
 
 def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable[[], str | None]) -> Originals:
     """The originals beside what is in a store, with a bound and a time to live of their own."""
-    return Originals(store.rows.beside("originals", ttl_s=ttl_s, max_bytes=max_bytes), ttl_s=ttl_s, secret=secret)
+    return Originals(store.rows.beside("originals", ttl_s=ttl_s, max_bytes=max_bytes), secret=secret)
 
 
 def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,16 +47,13 @@ class Covered:
 
 
 class Originals:
-    """Originals in rows of their own, which are forgotten after `ttl_s`, found or not.
+    """Originals in rows of their own, which are forgotten after their time to live, found or not.
 
     `secret` gives the proxy's master key, from which the rows' key is derived; without one nothing is kept.
     """
 
-    def __init__(
-        self, rows: Rows, *, ttl_s: float, secret: Callable[[], str | None], clock: Callable[[], float] = time.time
-    ) -> None:
-        self._rows, self._ttl_s, self._clock = rows, ttl_s, clock
-        self._box = Box(secret, b"originals")
+    def __init__(self, rows: Rows, *, secret: Callable[[], str | None]) -> None:
+        self._rows, self._box = rows, Box(secret, b"originals")
         self._tasks = Tasks()
         self._warned: set[str] = set()
 
@@ -151,13 +147,11 @@ class Originals:
         return self._box.locked(zlib.compress(text), covered.scope, _ROW + covered.hashes[end])
 
     def _opened(self, rows: Sequence[Row]) -> list[Stretch]:
-        """Those rows that are young enough and can be decrypted."""
-        since_s = self._clock() - self._ttl_s
-        alive = [row for row in rows if row.created_s >= since_s]
-        stretches = [stretch for row in alive if (stretch := self._stretch(row)) is not None]
-        if len(stretches) < len(alive):
+        """Those rows that can be decrypted."""
+        stretches = [stretch for row in rows if (stretch := self._stretch(row)) is not None]
+        if len(stretches) < len(rows):
             text = "originals_unreadable rows=%d were written with another master key, or changed; they are passed over"
-            self._warn_once(text, len(alive) - len(stretches))
+            self._warn_once(text, len(rows) - len(stretches))
         return stretches
 
     def _stretch(self, row: Row) -> Stretch | None:

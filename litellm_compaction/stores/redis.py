@@ -63,11 +63,13 @@ class RedisRows:
     def __init__(
         self, server: RedisServer, *, prefix: str, ttl_s: float, clock: Callable[[], float] | None = None
     ) -> None:
-        self.server, self.prefix, self._clock = server, prefix, clock
+        self.server, self.prefix, self._clock, self._renews = server, prefix, clock, True
         self._ttl_s, self._lives_ms = ttl_s, int(1000 * min(ttl_s, 1e11))
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> RedisRows:
-        return RedisRows(self.server, prefix=f"{self.prefix}:{part}", ttl_s=ttl_s, clock=self._clock)
+        rows = RedisRows(self.server, prefix=f"{self.prefix}:{part}", ttl_s=ttl_s, clock=self._clock)
+        rows._renews = False
+        return rows
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         return await self._rows(scope, keys, is_use=scope != SETTINGS)
@@ -135,7 +137,7 @@ class RedisRows:
         rows = [row for key, value in zip(keys, values, strict=True) if (row := _row(scope, key, value)) is not None]
         alive = [row for row in rows if self._is_alive(row, now_s)]
         after: list[tuple[Any, ...]] = [("DEL", self._name(scope, row.key)) for row in rows if row not in alive]
-        for row in alive if is_use else ():
+        for row in alive if is_use and self._renews else ():
             name, used = self._name(scope, row.key), _USED.pack(max(now_s, row.used_s))
             after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms)]
         # A server that is full or read-only refuses to note the use, and still finds.

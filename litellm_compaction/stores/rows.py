@@ -57,10 +57,10 @@ class Line(NamedTuple):
 class Rows(Protocol):
     """Bytes by scope and key, and logs.
 
-    All rows of a backend have one time to live, `ttl_s`, which begins anew with every use, and one bound, `max_bytes`,
-    beyond which the scope that has most loses its least recently used ones; the newest row of all stays. Logs are
-    bounded by number and age (`LINES_TTL_S`). Every method may raise `StoreError`, and nothing else; a cancelled call
-    finishes what it has begun.
+    All rows of a backend have one time to live, `ttl_s`, which begins anew with every use, of those `beside` only when
+    they are written, and one bound, `max_bytes`, beyond which the scope that has most loses its least recently used
+    ones; the newest row of all stays. Logs are bounded by number and age (`LINES_TTL_S`). Every method may raise
+    `StoreError`, and nothing else; a cancelled call finishes what it has begun.
     """
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:

@@ -327,7 +327,8 @@ class SqliteRows:
             values = self._values(scope=scope)
             rows = _found(connection, keys, values)
             # The first is the one that is wanted most: it was used last.
-            used = [{**values, "key": key} for key in reversed(keys) if key in rows and scope != SETTINGS]
+            kept = () if scope == SETTINGS or self._part else reversed(keys)
+            used = [{**values, "key": key} for key in kept if key in rows]
             # A file that is full or locked refuses to note the use, and still finds.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.executemany(_USE, used)

@@ -46,7 +46,7 @@ class Scene:
     def __init__(self) -> None:
         self.secret: str | None = "sk-master"
         rows = MemoryRows(ttl_s=100, max_bytes=10_000_000)
-        self.originals = Originals(rows, ttl_s=100, secret=lambda: self.secret)
+        self.originals = Originals(rows, secret=lambda: self.secret)
         self.bench = Bench(originals=self.originals)
 
     async def sent(self, raw: list[JsonDict], **changes: Any) -> PreparedRequest:

@@ -64,7 +64,7 @@ def test_every_recorded_case_is_played() -> None:
 
 async def _lines(case: _Case) -> AsyncIterator[str]:
     """A line for each turn; between them a server tells what it has counted, and work ahead comes to its end."""
-    originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), ttl_s=100, secret=lambda: "sk-master")
+    originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), secret=lambda: "sk-master")
     ask = FakeAsk(_written if case.summaries == "written" else SummaryFailed("error"))
     bench, messages = Bench(ask=ask, counter=TokenCounter(), originals=originals), list[JsonDict]()
     compactor, told = bench.compactor, TELLS[case.tells](Teller(str(case)))

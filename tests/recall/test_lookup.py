@@ -20,7 +20,7 @@ class Counting(Originals):
     def __init__(self) -> None:
         self.kept = MemoryRows(ttl_s=100, max_bytes=10_000_000)
         self.reads = 0
-        super().__init__(self.kept, ttl_s=100, secret=lambda: SECRET)
+        super().__init__(self.kept, secret=lambda: SECRET)
 
     async def read(self, tenant: str, names: Sequence[tuple[str, str]]) -> list[Stretch]:
         self.reads += len(names)

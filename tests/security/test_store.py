@@ -156,7 +156,7 @@ async def test_a_forged_list_of_originals_costs_a_search_no_more_than_a_full_one
             return await super().find(scope, keys)
 
     rows = Counted(ttl_s=1e6, max_bytes=100_000_000)
-    originals = Originals(rows, ttl_s=1e6, secret=lambda: SECRET)
+    originals = Originals(rows, secret=lambda: SECRET)
     listed = " ".join(f"{scope.replace('%032x', f'{number:032x}')}:{number:032x}" for number in range(100_000))
     await rows.put("tenant", "stretches", listed.encode())
     assert len(await originals.names("tenant")) == (4096 if scope == "scope" else 256)

@@ -17,6 +17,8 @@ from litellm_compaction.stores import Covered, Originals, open_store, originals_
 from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, contents, parsed, user
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore
+from tests.virtual_time import Clock
 
 SECRET = "sk-master"
 
@@ -37,7 +39,7 @@ def rows() -> MemoryRows:
 
 @pytest.fixture
 def originals(rows: MemoryRows) -> Originals:
-    return Originals(rows, ttl_s=100, secret=lambda: SECRET)
+    return Originals(rows, secret=lambda: SECRET)
 
 
 async def kept(originals: Originals, *all_covered: Covered) -> None:
@@ -103,20 +105,20 @@ async def test_a_moved_row_is_none(originals: Originals, rows: MemoryRows, caplo
     assert [record.getMessage().split()[:2] for record in caplog.records] == [["originals_unreadable", "rows=2"]]
 
 
-async def test_what_is_older_than_its_time_is_not_read() -> None:
-    """Whether or not it is still there."""
-    rows = MemoryRows(ttl_s=1e9, max_bytes=10_000_000, clock=lambda: 1000.0)
-    now, later = (
-        Originals(rows, ttl_s=100, secret=lambda: SECRET, clock=lambda at=at: at)  # type: ignore[misc]
-        for at in (1100.0, 1100.1)
-    )
-    await kept(now, covered(*talk(2)))
-    assert (len(await texts(now)), await texts(later)) == (2, [])
+async def test_what_is_older_than_its_time_is_gone() -> None:
+    """Looked up or not: of other rows a look-up is a use, from which on they live anew."""
+    clock = Clock()
+    store = MemoryStore(ttl_s=1e9, max_bytes=10_000_000, clock=clock)
+    originals = originals_of(store, ttl_s=100, max_bytes=10_000_000, secret=lambda: SECRET)
+    await kept(originals, covered(*talk(2)))
+    for later_s, left in ((60.0, 2), (40.0, 2), (0.1, 0)):
+        clock.now_s += later_s
+        assert (len(await texts(originals)), len(await originals.scopes())) == (left, left // 2)
 
 
 async def test_without_a_key_nothing_is_kept(rows: MemoryRows, caplog: pytest.LogCaptureFixture) -> None:
     """It says once which setting wants one."""
-    originals = Originals(rows, ttl_s=100, secret=lambda: None)
+    originals = Originals(rows, secret=lambda: None)
     await kept(originals, covered(*talk(2)), covered(*talk(4)))
     assert await originals.scopes() == set()
     assert [record.getMessage().split()[:2] for record in caplog.records] == [["originals_off", "keep_originals"]]
@@ -130,7 +132,7 @@ async def test_a_failure_is_told_once(error: Exception, said: str, caplog: pytes
         async def put(self, scope: str, key: str, body: bytes) -> None:
             raise error
 
-    originals = Originals(Failing(ttl_s=100, max_bytes=10_000), ttl_s=100, secret=lambda: SECRET)
+    originals = Originals(Failing(ttl_s=100, max_bytes=10_000), secret=lambda: SECRET)
     await kept(originals, covered(*talk(2)), covered(*talk(2)))
     assert [record.getMessage() for record in caplog.records] == [f"originals_failed {said}; (logged once)"]
 
@@ -174,7 +176,7 @@ def test_any_text_comes_back(said: list[object], data: st.DataObject) -> None:
     steps = sorted({*data.draw(st.lists(st.integers(1, len(said)), max_size=3)), len(said)})
 
     async def run() -> list[str]:
-        originals = Originals(MemoryRows(ttl_s=100, max_bytes=10**8), ttl_s=100, secret=lambda: SECRET)
+        originals = Originals(MemoryRows(ttl_s=100, max_bytes=10**8), secret=lambda: SECRET)
         parts = [
             replace(conversation, messages=conversation.messages[:end], hashes=conversation.hashes[: end + 1])
             for end in steps

@@ -81,7 +81,12 @@ async def test_the_server_forgets_by_itself(server: Server, opened: Callable[...
                 await store.says("PERSIST", f"compaction:{{team}}:{row}")
                 assert len(await store.rows.find("team", [row])) == 1
             assert 90_000 < await store.says("PTTL", f"compaction:{{team}}:{row}") <= 100_000
-    assert await store.says("PTTL", "compaction:{settings}:mode") == -1
+    beside = store.rows.beside("originals", ttl_s=TTL_S, max_bytes=1)
+    await beside.put("team", "row", b"1")
+    await store.says("PERSIST", "compaction:originals:{team}:row")
+    assert len(await beside.find("team", ["row"])) == 1
+    for key in ("originals:{team}:row", "{settings}:mode"):
+        assert await store.says("PTTL", f"compaction:{key}") == -1, "it is not renewed"
     month_ms = 30 * 86_400_000
     assert month_ms - 10_000 < await store.says("PTTL", "compaction:log:{events}:lines") <= month_ms
 

@@ -63,7 +63,7 @@ class Routes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
         self.rows = Rows(ttl_s=100, max_bytes=1_000_000)
-        self.originals = Originals(self.rows, ttl_s=100, secret=lambda: SECRET)
+        self.originals = Originals(self.rows, secret=lambda: SECRET)
         self.configured = SimpleNamespace(admins_see_text=False)
         live = SimpleNamespace(configured=self.configured)
         app = FastAPI()
