@@ -122,6 +122,9 @@ async def fetch_json(
         raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
     except httpx.ConnectError as exc:
         raise Unreached(f"{where}: no connection ({exc})") from exc
+    except httpx.LocalProtocolError as exc:
+        # Its words quote a header that cannot be sent, such as a key with a line end.
+        raise ServerUnavailable(f"{where}: not sent ({type(exc).__name__}): correct `api_key`") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
     if status in (401, 403):

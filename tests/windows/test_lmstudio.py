@@ -120,6 +120,8 @@ async def test_names_reach_models_in_order(
         # As a server ends an idle connection, in the moment of its next use.
         (httpx.RemoteProtocolError("ended"), "no usable answer", 2),
         (httpx.ConnectTimeout("slow"), "timeout, no connection", 2),
+        # Its words quote the key.
+        (httpx.LocalProtocolError("Illegal header value b'sk'"), r"not sent \(LocalProtocolError\): correct", 1),
     ],
 )
 async def test_no_answer_is_told_apart(
