@@ -53,6 +53,19 @@ async def test_nobody_waits_for_a_slow_store() -> None:
     assert [stored.when_s - 1e12 for stored in await store.events()] == list(range(500, 1500))
 
 
+async def test_an_event_at_the_end_of_the_writer_is_written() -> None:
+    """That has ended, and stands among the running tasks until the loop's next step."""
+    store = Gated(ttl_s=100, max_bytes=1_000_000)
+    store.gate, history = asyncio.Event(), History(store)
+    history(event(when_s=1e12))
+    await asyncio.sleep(0)
+    store.gate.set()
+    asyncio.get_running_loop().call_soon(history, event(when_s=1e12))
+    await asyncio.sleep(0)
+    await asyncio.gather(*history.writing)
+    assert len(await store.events()) == 2
+
+
 async def test_a_failing_store_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """One warning, no error, and the next event is tried all the same."""
     rows = FailingRows(MemoryRows(ttl_s=100, max_bytes=1_000_000))

@@ -122,7 +122,8 @@ class History:
         # The compaction of a restart is an event of its own.
         if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
             self._waiting.append(event)
-            if not self.writing:
+            # One that has just ended stands there until the loop's next step.
+            if all(task.done() for task in self.writing):
                 self.writing.begin(self._write())
 
     async def _write(self) -> None:
