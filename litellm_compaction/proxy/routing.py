@@ -198,7 +198,7 @@ def group_entries(router: Any, name: str, team_id: str | None = None) -> list[En
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
-    team_id = mapping(request.get("metadata")).get("user_api_key_team_id")
+    team_id = metadata_of(request).get("user_api_key_team_id")
     listed = [
         each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]

@@ -185,8 +185,25 @@ def test_fallbacks_are_followed_to_an_end(told: object, team: str | None) -> Non
         context_window_fallbacks=None,
         content_policy_fallbacks=None,
     )
-    found = reachable_entries(router, "0", {"metadata": {"user_api_key_team_id": told}})
-    assert found == [{"model_name": name, "team": team} for name in names[:64]]
+    # By LiteLLM's own metadata, which are not the client's on all routes.
+    for place in ("metadata", "litellm_metadata"):
+        given = {
+            "metadata": {"user_api_key_team_id": "blue"},
+            place: {"user_api_key_team_id": told, "user_api_key": "k"},
+        }
+        found = reachable_entries(router, "0", given)
+        assert found == [{"model_name": name, "team": team} for name in names[:64]]
+
+
+async def test_wrong_settings_of_one_hide_no_other() -> None:
+    """It may be added at run time: its own requests are refused."""
+    entries = [
+        {"model_name": name, "litellm_params": {"model": "lm_studio/x"}, "model_info": {"compaction": own}}
+        for name, own in (("a", {}), ("b", {"bogus": 1}), ("c", None))
+    ]
+    router, windows = SimpleNamespace(get_model_list=lambda *_, **__: entries), cast("Any", None)
+    guarded = DeploymentSelector(LiveSettings(Settings()), windows).guarded(router)
+    assert [each.group async for each in guarded] == ["a", "c"]
 
 
 async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_write(
