@@ -7,6 +7,7 @@ Studio, or if its operator opted in: then by its server's own window, the operat
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import math
@@ -303,8 +304,14 @@ class DeploymentSelector:
     async def guarded(self, router: Any) -> AsyncIterator[Deployment]:
         """Every guarded deployment of a router, in its order."""
         for entry in router_entries(router):
-            if (guard := await self.guard(self.deployment(entry))) is not None:
+            if (guard := await self.guard_of(entry)) is not None:
                 yield guard
+
+    async def guard_of(self, entry: Entry) -> Deployment | None:
+        """As `guard`; None also for one that was added with wrong settings: its requests are refused, it hides none."""
+        with contextlib.suppress(ConfigError):
+            return await self.guard(self.deployment(entry))
+        return None
 
     async def _target(self, deployment: Deployment) -> Target | None:
         """The deployment's target, after it is known which server it is; None for one that was not opted in."""

@@ -6,20 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    DeploymentSelector,
-    deployment_of,
-    limits_of,
-    reachable_entries,
-)
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, deployment_of, limits_of, reachable_entries
 from litellm_compaction.proxy.wire import refusing
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.constants import settings_of
@@ -87,11 +81,7 @@ def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str 
         ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, ("openai", "x", LOCAL, "asked")),
         ({"model": "gpt-4o"}, {}, ("openai", "gpt-4o", LOCAL, "asked")),
         ({"model": "claude-sonnet-4-5"}, {}, ("", "claude-sonnet-4-5", LOCAL, "foreign")),
-        (
-            {"model": "openai/x", "api_base": None},
-            {"OPENAI_BASE_URL": LOCAL},
-            ("openai", "x", LOCAL, "asked"),
-        ),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", LOCAL, "asked")),
         ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", None, "foreign")),
         ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", HOSTED, "foreign")),
         # A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded.

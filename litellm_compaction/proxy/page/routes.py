@@ -231,7 +231,7 @@ class _Page:
         """One row, or one for each loaded model of a wildcard; none for what is not guarded, or not to be seen."""
         guards, owner = self._service.guards, {"user_api_key_auth": visitor.auth}
         is_seen = visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
-        if not is_seen or (deployment := await _soon(guards.guard(guards.deployment(entry)), None)) is None:
+        if not is_seen or (deployment := await _soon(guards.guard_of(entry), None)) is None:
             return []
         own, settings, name = deployment.own, deployment.settings, deployment.settings.pruning_model
         # A path is not everybody's business.
