@@ -25,7 +25,7 @@ from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Compactor, Decided, RequestContext, Reservation
-from litellm_compaction.errors import TOO_DEEP, ClientLeft, CompactionError, NotServed, overflow_from_text
+from litellm_compaction.errors import NO_CHAT, TOO_DEEP, ClientLeft, CompactionError, NotServed, overflow_from_text
 from litellm_compaction.proxy import refusals, wire
 from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
@@ -97,8 +97,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         prompt = body.get("prompt")
         sent = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
         if sent is None:
-            response = await self.inner.handle_async_request(request)
-            return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
+            return self._refused(NotServed(NO_CHAT))
         if sent is not asked.request:
             prepared = await self.compactor.prepare(sent, self.context)
         asked = replace(asked, request=sent, stops=wire.stops(body), is_whole=not upstream.wants_stream)
@@ -312,7 +311,9 @@ class HttpUpstream:
         response, tokens = await self._answered(leg), leg.max_tokens * max(leg.passed, 1)
         logprobs = min(tokens * wire.asked_logprobs(self.body), sse.MOST_LOGPROBS)
         bounds = sse.bounds_of(tokens + logprobs)
-        is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
+        # Some name another type than that of events, or none; OpenAI's client does not look.
+        kind = response.headers.get("content-type", "").lower()
+        is_stream = response.is_success and ("event-stream" in kind or (self.wants_stream and "json" not in kind))
         try:
             if is_stream and not self.wants_stream:
                 raise sse.faulty("it streams an answer that was asked for as a whole")

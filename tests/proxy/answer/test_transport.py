@@ -33,6 +33,14 @@ async def test_server_that_ignores_stream_is_understood() -> None:
     assert [delta["tool_calls"][0]["id"] for delta in deltas if delta.get("tool_calls")] == ["a"]
 
 
+@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/plain; charset=utf-8", ""])
+async def test_a_stream_is_one_by_whatever_type(kind: str) -> None:
+    """OpenAI's client does not look at it."""
+    answer = sse(chunk({"content": "Fine."}), chunk({}, "stop"))
+    answer.headers["content-type"] = kind
+    assert text_of(await Wire([lambda: answer]).ask(stream=True)) == "Fine."
+
+
 async def test_server_that_refuses_stream_options_is_asked_without() -> None:
     """Asked again; the usage is then counted here."""
     refusal = httpx.Response(400, json={"error": {"message": "Unknown parameter: stream_options"}})
