@@ -185,12 +185,12 @@ class _Look:
 
     async def _report(self, deployment: Deployment, why: str) -> None:
         """Reports a deployment, or each loaded model of a wildcard, with the known facts."""
-        windows = self.reporter.windows
+        windows, mode = self.reporter.windows, deployment.own.changes.get("mode", "guard")
         for report in await self.reporter.reports(deployment):
             target, name = report.target, self.name
             title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
             place = title if "*" in name and "*" not in target.model else name
-            self._say(title, True, why)
+            self._say(title, mode == "guard", why if mode == "guard" else f"its mode is {mode}")
             facts = report.facts(shows_places=True).items()
             # Why there is no window is a problem, and told there.
             self.lines += [f"  {about:8} {words}" for about, words in facts if about != "window" or report.window]

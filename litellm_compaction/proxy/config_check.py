@@ -75,7 +75,8 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         yield _refused(SETTINGS_PLACE, error)
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
-        yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
+        where = "where a deployment has no mode of its own. Write `mode: guard` to guard."
+        yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning} {where}")
     for place, key, value in _walk(data, ""):
         is_like = get_close_matches(key.lower(), (SECTION, HANDLER), cutoff=_LIKENESS_RATIO)
         is_ours = place in _OURS or (is_like and place != SETTINGS_PLACE)

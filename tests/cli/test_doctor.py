@@ -56,6 +56,7 @@ WRITTEN = {"compaction": {"enabled": True, "context_length": 4096}}
         ("openrouter/x", None, OPTED_IN, 1, ["✗ local: Context limit not available", "compaction.context_length, as"]),
         (OPENAI, None, WRITTEN, 0, ["guarded  yes: model_info.compaction.enabled", "4,096 tokens, from operator"]),
         (OPENAI, None, OPTED_OUT, 1, ["guarded  no: model_info.compaction.enabled is fa"]),
+        (LM, "{}/v1", {"compaction": {"mode": "off"}}, 1, ["guarded  no: its mode is off"]),
     ],
 )
 def test_a_deployment_is_told_what_to_change(
@@ -120,10 +121,7 @@ def test_settings_that_work_against_the_plug_in_are_notes(check: Check, simulato
 
 
 def test_it_looks_at_what_up_runs(
-    check: Check,
-    address: Address,
-    environ: dict[str, str],
-    write: Callable[..., Path],
+    check: Check, address: Address, environ: dict[str, str], write: Callable[..., Path]
 ) -> None:
     """Its server and its config, and says so; that a simulator answers, and which file does not run."""
     wildcard = deployment("lm_studio/*", "lm_studio/*", params={"api_base": "os.environ/LM_STUDIO_API_BASE"})

@@ -124,7 +124,7 @@ def test_a_change_counts_at_once(unchanged: Proxy) -> None:
         assert not guarded(unchanged)
         told = look(unchanged).json()
         assert next(row for row in told["settings"] if row["key"] == "mode")["is_changed"]
-        assert told["notices"] == [f"mode is {mode}: no request is changed."]
+        assert told["notices"] == [f"mode is {mode}: nothing is changed where a deployment has no mode of its own."]
         unchanged.expect_logged(f"settings_changed mode={mode} .* by proxy_admin")
         assert save(unchanged, {"mode": None}).status_code == 200
         assert guarded(unchanged)

@@ -206,10 +206,11 @@ class _Page:
 
     def _settings(self, visitor: Visitor) -> JsonObject:
         in_force, is_memory = self._service.live.in_force, isinstance(self._service.store.rows, MemoryRows)
+        mode = in_force.settings.mode
         notices = {
             in_force.problem: in_force.problem,
             "The store is this process's memory: changes end with it.": is_memory,
-            f"mode is {in_force.settings.mode}: no request is changed.": in_force.settings.mode != "guard",
+            f"mode is {mode}: nothing is changed where a deployment has no mode of its own.": mode != "guard",
         }
         return {
             "role": visitor.role,
