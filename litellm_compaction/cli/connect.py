@@ -119,7 +119,7 @@ def windows_at(root: str, key: str | None) -> dict[str, int]:
     """
     try:
         with httpx.Client(trust_env=False, timeout=_LIMIT_S) as http:
-            answer = http.get(f"{root}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+            answer = http.get(f"{root}/v1/models", headers={b"Authorization": f"Bearer {key}".encode()} if key else {})
         listed = {each["id"]: each.get("max_input_tokens") for each in answer.json()["data"]}
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         todo = "start it (`litellm-compaction up`), or name another with --base-url"

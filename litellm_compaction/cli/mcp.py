@@ -52,10 +52,10 @@ def mcp(url: str) -> int:
     except httpx.InvalidURL as error:
         raise click.UsageError(f"{url!r} is not the address of a proxy") from error
     with http:
-        return served(sys.stdin, http)
+        return served(sys.stdin.buffer, http)
 
 
-def served(lines: Iterable[str], http: httpx.Client) -> int:
+def served(lines: Iterable[str | bytes], http: httpx.Client) -> int:
     """Answers each line until the client closes stdin; 0. `http` has the proxy's address, and a key of its."""
     for line in lines:
         try:

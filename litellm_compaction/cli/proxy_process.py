@@ -153,13 +153,16 @@ class Running(NamedTuple):
 @contextlib.contextmanager
 def noted(running: Running, environ: Mapping[str, str]) -> Iterator[None]:
     """Keeps a note of what runs while the block does, of the newest `up` alone; without it all goes well, too."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ConfigError):
-            path = _note(environ)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps([os.getpid(), *running]), encoding="utf-8")
-            stack.callback(path.unlink, missing_ok=True)
+    with contextlib.suppress(OSError, ConfigError):
+        path = _note(environ)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([os.getpid(), *running]), encoding="utf-8")
+    try:
         yield
+    finally:
+        # A newer one keeps its own.
+        if running_up(environ) == running:
+            _note(environ).unlink(missing_ok=True)
 
 
 def running_up(environ: Mapping[str, str]) -> Running | None:

@@ -124,7 +124,9 @@ async def events(opened: Opened, last: int, as_json: bool) -> int:
         print("No events yet.")
     for row in found:
         if as_json:
-            print(json.dumps({"number": row.number, **json.loads(row.text)}, ensure_ascii=False))
+            # Another program's line is none.
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                print(json.dumps({"number": row.number, **json.loads(row.text)}, ensure_ascii=False))
             continue
         event, when = event_from_json(row.text), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.when_s))
         line = "(written by another version)" if event is None else harmless(event.log_line)

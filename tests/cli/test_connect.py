@@ -125,8 +125,9 @@ def test_a_model_is_chosen(
 
 
 @pytest.mark.parametrize("address", [NOWHERE, "http://[", "not a host"])
-def test_without_a_proxy_there_are_no_lines(home: Path, address: str, run: Run) -> None:
-    """It says what to start."""
+def test_without_a_proxy_there_are_no_lines(address: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to start, whatever the key is made of."""
+    monkeypatch.setenv("LITELLM_MASTER_KEY", "sk-größe")
     code, output, errors = run("connect", "llm", "--base-url", address)
     assert (code, output) == (1, "")
     assert "start it (`litellm-compaction up`)" in errors

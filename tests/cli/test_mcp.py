@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,16 @@ def test_a_malformed_line_is_an_error_and_the_next_is_answered(ask: Ask, line: s
     assert pong["id"] == 2
     [unknown] = ask({"id": 3, "method": "server/discover"})
     assert unknown["error"]["code"] == -32601
+
+
+def test_lines_are_utf_8_in_any_locale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON is, whatever the terminal's is; what is none is an error."""
+    lines = io.BytesIO(b'{"id": "\xc3\xbc", "method": "ping"}\n\xff\n')
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, encoding="ascii"))
+    monkeypatch.setenv("LITELLM_KEY", "sk")
+    assert main(["mcp"]) == 0
+    pong, refused = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (pong["id"], refused["error"]["code"]) == ("ü", -32600)
 
 
 @pytest.mark.parametrize(("url", "key"), [("http://host:port", "sk"), ("http://127.0.0.1:4000", "")])

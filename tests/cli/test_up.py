@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -22,8 +23,12 @@ from tests.lmstudio_double import Address
 def test_the_up_that_runs_is_known(environ: dict[str, str]) -> None:
     """A note of one that has ended, or that is damaged, is none."""
     running = Running("http://127.0.0.1:1", "config.yaml", None, False)
-    with noted(running, environ):
-        assert running_up(environ) == running
+    newer, older = running._replace(base_url="http://127.0.0.1:2"), ExitStack()
+    older.enter_context(noted(running, environ))
+    assert running_up(environ) == running
+    with noted(newer, environ):
+        older.close()
+        assert running_up(environ) == newer
     assert running_up(environ) is None
     path = Path(environ["LITELLM_COMPACTION_HOME"]) / "up.json"
     for text in ("", "[]", '{"base_url": 1}', f'[{2**60}, "u", "c", null, false]', '["1", "u", "c", null, false]'):
