@@ -122,7 +122,7 @@ async def _joined(stream: Any, prompt: Sequence[Message], most_chars: int) -> Su
                 reasoning += getattr(choice.delta, "reasoning_content", None) or ""
                 calls_tool = calls_tool or bool(getattr(choice.delta, "tool_calls", None))
                 finish_reason = choice.finish_reason or finish_reason
-            if len(text) > most_chars:
+            if len(text) + len(reasoning) > most_chars:
                 finish_reason = "length"
                 break
         else:

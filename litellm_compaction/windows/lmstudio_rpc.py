@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import aiohttp
 import anyio
 
-from litellm_compaction.concurrency import Rests, Tasks, ended
+from litellm_compaction.concurrency import Bounded, Rests, Tasks, ended
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, ToolCall
 from litellm_compaction.errors import ServerUnavailable
@@ -86,8 +86,7 @@ class _Socket:
     async def serve(self, connection: _Connection, api_key: str | None) -> None:
         """Shows the key, sends waiting calls, and hands answers to their calls until nothing has come for long.
 
-        Raises:
-            _Failed: the key is refused, the connection ends in a call, or an answer is none of the protocol's.
+        A _Failed says that the key is refused, the connection ended in a call, or an answer is not the protocol's.
         """
         await connection.send_json(_credentials(api_key))
         answer = await connection.receive_json()
@@ -139,7 +138,7 @@ class LMStudioRpc:
         self._is_on = is_on
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
-        self._sockets: dict[_Place, _Socket] = {}
+        self._sockets: Bounded[_Place, _Socket] = Bounded()
         self._readers = Tasks()
         self._rests: Rests[_Place] = Rests(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, clock)
 

@@ -126,6 +126,8 @@ async def test_what_is_ended_early_is_paid_for(is_endless: bool) -> None:
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 4)
     assert response.choices[0].message.content == "### Curr \nUSER:\n\n"
     assert router.closed == 1
+    thinking = ScriptedRouter(chunk(reasoning_content="Hm, and so forth."), ends=False)
+    assert (await asyncio.wait_for(thinking.ask("", 1), 5)).finish_reason == "length"
 
 
 async def test_a_count_is_asked_for_by_an_answer_of_one_token() -> None:
