@@ -123,11 +123,7 @@ _WORDS: Mapping[Any, Wish] = {None: NONE, True: NONE, "on": NONE, False: _OFF, "
 
 
 def wish_of(body: Body, metadata: Mapping[str, Any]) -> Wish:
-    """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too, and goes before the header.
-
-    Raises:
-        BadWish: its shape is unknown.
-    """
+    """The wish of a request, or a BadWish; `metadata`, LiteLLM's own, with the client's, goes before the header."""
     headers = headers_of(body)
     if any(f"{_HEADER}-{word}" in headers for word in ("now", "focus", "pin")):
         raise BadWish(f"This header is not read: a wish stands in {_PLACE}; {_ALLOWED}.")

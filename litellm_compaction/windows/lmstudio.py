@@ -111,11 +111,7 @@ async def list_models(http: httpx.AsyncClient, api_base: str, api_key: str | Non
 
 
 def parse_list(api: Api, answer: object) -> LMStudioListing:
-    """The listing in an answer. One odd row must not hide the others, only odd rows are another API.
-
-    Raises:
-        NotThisApi: it has another shape.
-    """
+    """The listing in an answer. One odd row must not hide the others; only odd rows are another API, a NotThisApi."""
     rows = at(answer, _ROWS[api])
     models = tuple(model for row in rows if (model := _listed(row))) if isinstance(rows, list) else ()
     if not isinstance(rows, list) or (rows and not models):
@@ -160,8 +156,7 @@ def _instance(copy: object) -> Instance | None:
 async def answers_as_lmstudio(http: httpx.AsyncClient, api_base: str, api_key: str | None) -> bool:
     """Returns True if the server is LM Studio: it greets as such (lmstudio-js), or lists a model as LM Studio does.
 
-    Raises:
-        ServerUnavailable: nothing answered, so it is not known.
+    A ServerUnavailable says that nothing answered, so that it is not known.
     """
     try:
         greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key)

@@ -97,11 +97,7 @@ class Asked:
     timeout_s: float = PATIENT_TIMEOUT_S
 
     async def ask(self, path: str, body: Mapping[str, JsonValue] | None = None) -> object:
-        """The JSON at `path`, or the JSON that answers `body`.
-
-        Raises:
-            NotThisApi, ServerUnavailable, ValueError, RecursionError: as `fetch_json`.
-        """
+        """The JSON at `path`, or the JSON that answers `body`; errors as `fetch_json`."""
         url, api = f"{server_root(self.api_base)}{path}", f"{self.api}'s API"
         return await fetch_json(self.http, url, self.api_key, timeout_s=self.timeout_s, asked=body, api=api)
 
@@ -130,22 +126,14 @@ class LocalServer(ABC):
 
     @abstractmethod
     def read(self, answer: object) -> tuple[ServedModel, ...]:
-        """The models that an answer to `path` lists.
-
-        Raises:
-            NotThisApi: the answer is another API's.
-        """
+        """The models that an answer to `path` lists; a NotThisApi says that it is another API's."""
 
     async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
         """`models` with the facts that only a further question tells."""
         return models
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        """The prompt tokens of a request that holds text only, as its chat completion will have them; None for no word.
-
-        Raises:
-            ServerUnavailable, ValueError, RecursionError: it did not say.
-        """
+        """The prompt tokens of a request with text only, as its chat completion has them; None, or as `ask` fails."""
         return None
 
 
@@ -230,8 +218,7 @@ SERVERS: dict[Api, LocalServer] = {server.name: server for server in (LlamaCpp()
 async def list_served(http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api]) -> Served:
     """The first answer to one of `apis`, in their order.
 
-    Raises:
-        ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, llama.cpp's 503 during a load).
+    A ServerUnavailable says that nothing answered (no connection, timeout, a gateway's 5xx, llama.cpp's 503 in a load).
     """
     for api in apis:
         server = Asked(http=http, api_base=api_base, api_key=api_key, api=api)

@@ -215,10 +215,7 @@ class Windows:
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
 
-        A question of less than a millisecond; after a change the list is read.
-
-        Raises:
-            ModelNotLoaded, WindowUnknown, WindowUnread: as `resolve`.
+        A question of less than a millisecond; after a change the list is read. Errors as `resolve`.
         """
         instance = self.instance(target)
         loaded = await instance.list_loaded() if instance is not None else None

@@ -25,10 +25,7 @@ HEADER = "x-litellm-compaction"
 @pytest.fixture(scope="module")
 def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A model for each strategy, and one that is compacted on demand."""
-    groups = [
-        Group("now"),
-        *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES),
-    ]
+    groups = [Group("now"), *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES)]
     folder = tmp_path_factory.mktemp(f"wishes-{carrier}")
     with open_bench(folder, groups, {"carrier": carrier, "window_cache_s": 600}) as opened:
         yield opened

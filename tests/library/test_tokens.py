@@ -55,12 +55,7 @@ def test_a_conversation_is_compacted_from_the_threshold_on() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("model_context_limit", 1023),
-        ("output_reserve", "4000"),
-        ("threshold_percent", 1.1),
-        ("strategy", "sumary"),
-    ],
+    [("model_context_limit", 1023), ("output_reserve", "4000"), ("threshold_percent", 1.1), ("strategy", "sumary")],
 )
 def test_a_bad_setting_is_named(name: str, value: object) -> None:
     with pytest.raises((ValueError, TypeError), match=name):

@@ -24,7 +24,7 @@ from litellm_compaction.engine import (
     RequestContext,
     Reservation,
 )
-from litellm_compaction.engine.context import SummaryAnswer
+from litellm_compaction.engine.context import SummaryAnswer, nothing
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
@@ -137,10 +137,7 @@ class Server:
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
         opened = Opened(
-            messages,
-            max_tokens,
-            leg.prepared if leg.goes_on else None,
-            3 + sum(4 + count(each.text) for each in read),
+            messages, max_tokens, leg.prepared if leg.goes_on else None, 3 + sum(4 + count(each.text) for each in read)
         )
         self.opened.append(opened)
         if self.context is not None:
@@ -296,7 +293,7 @@ class Scene:
             settings=settings,
             scope="s",
             pruning_models=(same,),
-            warm_up=_nothing,
+            warm_up=nothing,
             attempts=Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )
 
@@ -407,10 +404,6 @@ def exchange_of(*messages: dict[str, Any], **known: Any) -> Exchange:
     fields = {"opted_out": no, "wish": NONE, "bad_wish": None, "is_client_summary": no, "is_beside": no, "bases": ()}
     fields |= {"group": "served", "tenant": "", "is_chat": no, "orders": Orders(), **known}
     return Exchange(received=request, original=request, attempts=Attempts(summary_calls_left=1), **fields)
-
-
-async def _nothing() -> None:
-    """Loads nothing."""
 
 
 def goes_on(text: str, **reply: Any) -> Callable[[Sequence[Message]], Reply]:

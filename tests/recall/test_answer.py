@@ -103,10 +103,7 @@ def test_no_quotation_ends_the_frame_or_adds_a_role() -> None:
 
 
 @given(
-    st.lists(texts(max_repeat=30), min_size=1, max_size=8),
-    st.integers(0, 8),
-    st.integers(0, 400),
-    st.text(max_size=80),
+    st.lists(texts(max_repeat=30), min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 400), st.text(max_size=80)
 )
 def test_for_any_conversation(said: list[str], hidden: int, limit_tokens: int, question: str) -> None:
     """The frame keeps to its limit, quotes nothing that is shown, and leaves the question unbroken after it."""

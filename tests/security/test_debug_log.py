@@ -11,17 +11,7 @@ import pytest
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Reply
-from tests.security.office import (
-    GUARDED,
-    ROUTES,
-    ask,
-    body_of,
-    conversation,
-    forget_failures,
-    honest,
-    seen,
-    words_of,
-)
+from tests.security.office import GUARDED, ROUTES, ask, body_of, conversation, forget_failures, honest, seen, words_of
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.errors import CompactionError, ConfigError
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokenizers.registry import Sources, check_tokenizer
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target
 from tests.builders import agent_run, request_of, tools
@@ -52,20 +52,6 @@ async def test_the_operators_word_goes_before_the_family(
         # Nearly each letter is a token of it.
         assert counted.tokens > 1.25 * plain.tokens
         assert not counted.own.exact
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("/no/such/model.gguf", r"\.gguf files are not read any more: write the path of the model's tokenizer\.json"),
-        ("/no/such/tokenizer.json", r"'/no/such/tokenizer\.json': /no/such/tokenizer\.json cannot be read"),
-        ("who-is-this", "allowed: auto, heuristic, the path of the model's tokenizer.json"),
-    ],
-)
-def test_a_word_that_cannot_be_followed_is_said_at_start(value: str, said: str) -> None:
-    """With the key, the value and what to write."""
-    with pytest.raises(ConfigError, match=said):
-        check_tokenizer(value, "tokenizer")
 
 
 async def test_a_damaged_pack_refuses_no_request(

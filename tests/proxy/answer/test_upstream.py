@@ -92,10 +92,7 @@ CLOSINGS = {
         "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
         "reasoning_effort": "high",
     },
-    ("vllm", "qwen3-8b"): {
-        "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
-        "reasoning_effort": "high",
-    },
+    ("vllm", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1, "enable_thinking": False}, "reasoning_effort": "high"},
     ("operator", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "none"},
     ("operator", "gpt-oss-20b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "low"},
     ("ollama", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "high"},
