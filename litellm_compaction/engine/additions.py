@@ -34,6 +34,7 @@ from litellm_compaction.core.messages import (
     newest_user_index,
     parse_message,
     visible_text,
+    with_text,
 )
 from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.stretches import own_words
@@ -66,7 +67,7 @@ _ANSWER_SHARE, _HITS, _LIMIT_S = 12, 5, 10.0
 _EXCERPTS_SHARE = 16
 # What a token that is written costs a local engine beside one that is read, about.
 _WRITTEN_WEIGHT = 15
-_MESSAGE_TOKENS, _MOST_REMEMBERED, _MOST_AT_ONE_PLACE, _MOST_QUERY_CHARS = 16, 512, 4, 1_000
+_MESSAGE_TOKENS, _MOST_REMEMBERED, _MOST_AT_ONE_PLACE, _MOST_QUERY_CHARS, _SAID_CHARS = 16, 512, 4, 1_000, 400
 # Of a conversation, the newest: to index so much takes half a second, in a thread.
 _MOST_CHARS = 1_000_000
 _NO_MORE = "No more look-ups for this answer: answer with what is known."
@@ -141,10 +142,13 @@ class Recaller:
         return tuple(shown)
 
     def forget(self, measured: MeasuredRequest) -> bool:
-        """Forgets what was looked up in a request's conversation; returns False if nothing was."""
+        """Forgets what was looked up in a request's conversation, first but for its place; False if nothing was."""
         keys = {(measured.context.scope, entry) for entry in measured.conversation.hashes} & self._found.keys()
         for key in keys:
-            del self._found[key]
+            found = self._found.pop(key)
+            # Without its last words before that the model would begin its answer again.
+            if (short := tuple(map(_in_short, found))) != found:
+                self._found[key] = short
         return bool(keys)
 
     async def look_up(self, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int) -> None:
@@ -176,9 +180,8 @@ class Recaller:
             texts = [_FAILED] * len(answered)
         texts += [_NO_MORE] * (len(calls) - len(texts))
         # Behind the newest message that is the client's.
-        at = clients_length(rest)
-        key, exchange = (measured.context.scope, conversation.hashes[at]), _exchange(said, queries, texts)
-        self._found[key] = (*self._found.get(key, ()), exchange)[-_MOST_AT_ONE_PLACE:]
+        key = measured.context.scope, conversation.hashes[clients_length(rest)]
+        self._found[key] = (*self._found.get(key, ()), _exchange(said, queries, texts))[-_MOST_AT_ONE_PLACE:]
         numbers = len(answered), sum(map(count, texts)), prepared.window.tokens
         logger.info("recall model=%s lookups=%d tokens=%d window=%d tokens", label, *numbers)
 
@@ -227,9 +230,8 @@ def _question(measured: MeasuredRequest) -> int | None:
     context, messages = measured.context, measured.conversation.messages
     is_wanted = _may_recall(measured) and context.settings.recall == "auto" and not context.goes_on
     at = newest_user_index(messages) if is_wanted and not measured.request.tools else None
-    if at is None or not all(message.is_system for message in messages[at + 1 :]):
-        return None
-    return at if own_words(messages[at]) else None
+    is_last = at is not None and all(message.is_system for message in messages[at + 1 :])
+    return at if at is not None and is_last and own_words(messages[at]) else None
 
 
 def _query(arguments: str) -> str:
@@ -254,6 +256,11 @@ def _exchange(said: str, queries: Sequence[str], texts: Sequence[str]) -> tuple[
         {"role": "tool", "tool_call_id": each, "content": text} for each, text in zip(ids, texts, strict=True)
     ]
     return tuple(map(parse_message, ({"role": "assistant", "content": said, "tool_calls": calls}, *results)))
+
+
+def _in_short(exchange: Sequence[Message]) -> tuple[Message, ...]:
+    said, *results = exchange
+    return with_text(said, said.text[-_SAID_CHARS:]), *(with_text(each, _NO_ROOM) for each in results)
 
 
 # ------------------------------------------------------------------ pins

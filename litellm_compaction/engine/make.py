@@ -97,14 +97,10 @@ class Maker:
             return await self._record(measured, steps, effort)
         draft = step.draft if step.is_edit else await self._summary_client.prune(measured, step, effort)
         made = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens) if draft is not None else None
-        if (
-            made is None
-            or step.is_edit
-            or applied_tokens(measured.conversation, made) <= gained_tokens(step.now_tokens)
-        ):
-            return made
-        effort.reason = "no_gain"
-        return None
+        most_tokens = gained_tokens(step.now_tokens)
+        does = made is None or step.is_edit or applied_tokens(measured.conversation, made) <= most_tokens
+        effort.reason = effort.reason if does else "no_gain"
+        return made if does else None
 
     async def _record(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction:
         """The first step's record; without a summary the second one's, if there is one."""
@@ -195,11 +191,7 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
         task=0 if earlier else task,
         task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
     )
-    return replace(
-        compaction,
-        summary=defuse(redact(compaction.summary)),
-        ledger=defuse(redact(copied)),
-    )
+    return replace(compaction, summary=defuse(redact(compaction.summary)), ledger=defuse(redact(copied)))
 
 
 def _known(conversation: View, compaction: Compaction) -> str:

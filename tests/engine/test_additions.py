@@ -53,9 +53,9 @@ class Scene:
         options: dict[str, Any] = {"tools": [TOOL], "keep_originals": "compacted", "carries_calls": True}
         return await self.bench.guard(raw, **{**options, **changes})
 
-    async def look_up(self, prepared: PreparedRequest, *queries: str, left: int = MOST_LOOKUPS) -> None:
+    async def look_up(self, prepared: PreparedRequest, *queries: str, left: int = MOST_LOOKUPS, said: str = "") -> None:
         calls = [ToolCall(id="c", name=RECALL, arguments=query) for query in queries]
-        await self.bench.compactor.recaller.look_up(prepared, "", calls, left)
+        await self.bench.compactor.recaller.look_up(prepared, said, calls, left)
 
 
 def shown(prepared: PreparedRequest) -> list[str]:
@@ -134,18 +134,20 @@ async def test_the_request_itself_is_searched(monkeypatch: pytest.MonkeyPatch) -
     assert "cannot be searched" in shown(await scene.sent(LONG))[-1]
 
 
-async def test_an_answer_that_goes_on_looks_up_as_well() -> None:
-    """Behind the client's last message, where the answer so far is shown again; our tool counts in whichever way."""
+@pytest.mark.parametrize(("times", "found"), [(2000, FACT), (3000, "There is no room")])
+async def test_an_answer_that_goes_on_looks_up_as_well(times: int, found: str) -> None:
+    """Behind the client's last message, where the answer so far is shown, or its end; our tool counts in each way."""
     scene, request = Scene(), request_of(*LONG, tools=[TOOL])
     engine, target = scene.bench.compactor, scene.bench.target(8192, is_lmstudio=True)
     context = scene.bench.context(target=target, keep_originals="compacted", carries_calls=True)
-    plan = await engine.go_on(request, Partial(text="It is " * 2000), context, ways=ALL_WAYS)
+    plan = await engine.go_on(request, Partial(text="It is " * times), context, ways=ALL_WAYS)
     plan = (await engine.continued(plan)).continuation.plan or plan
     prepared = await engine.continued(plan, ways={"turn"})
     counted = await engine.measurer.count_request(prepared.measured, prepared.sent(request))
     assert prepared.count.tokens == counted.tokens
-    await scene.look_up(prepared, '{"query": "bird"}')
-    assert FACT in shown(await scene.sent(LONG))[-1]
+    await scene.look_up(prepared, '{"query": "bird"}', said="It is " * times)
+    *_, said_before, told = shown(await scene.sent(LONG))
+    assert (said_before.endswith("It is It is "), found in told) == (True, True)
 
 
 # ------------------------------------------------------------------ excerpts
