@@ -226,11 +226,10 @@ class View:
 
     def own_words_tokens(self, positions: Iterable[int]) -> int:
         """Returns the tokens of the person's own words in messages, without the requests."""
-        users = (at for at in positions if self.rest[at].role == "user" and self.prefix + at not in self.requests)
-        said = ((at, own_words(self.rest[at])) for at in users if not self.rest[at].is_synthetic)
-        return sum(
-            self.sizes[self.prefix + at] * len(words) // len(self.rest[at].text) + 2 for at, words in said if words
-        )
+        rest, sizes = self.rest, self.sizes[self.prefix :]
+        users = (at for at in positions if rest[at].role == "user" and self.prefix + at not in self.requests)
+        said = ((at, own_words(rest[at])) for at in users if not rest[at].is_synthetic)
+        return sum(sizes[at] * len(words) // len(rest[at].text) + 2 for at, words in said if words)
 
     def pinned(self, covered_messages: int) -> tuple[int, ...]:
         """Returns the positions of covered messages that stay verbatim, the requests."""
