@@ -368,7 +368,8 @@ class Windows:
             return 0.0 if reading.is_busy else min(self._cache_s, _RETRY_S)
         is_mute = isinstance(reading.listing, Served) and reading.listing.api is None
         cache_s = max(self._cache_s, _SILENT_S) if is_mute else self._cache_s
-        return cache_s - (self._clock() - reading.read_s)
+        # One request asks several times: an answer that came late holds for a moment, however old it is.
+        return max(cache_s - (self._clock() - reading.read_s), min(self._cache_s, _RETRY_S))
 
     async def _read(self, place: Place) -> Reading:
         """Never raises for a server that does not answer: the last good listing stays, with the reason for doubt."""

@@ -31,18 +31,14 @@ async def test_models_and_copies_are_listed_with_what_is_loaded(
 
 
 async def test_a_listing_without_a_length_needs_the_operator(server: FakeLMStudio, windows: Windows) -> None:
-    """v0 does not always name loaded_context_length; then only the operator's number counts."""
+    """v0 does not always name loaded_context_length. Not loaded is another thing: a load may choose any length."""
     server.list_v0(v0_model("qwen3-8b", tokens=None))
     with pytest.raises(WindowUnknown, match="without a context length"):
         await windows.resolve(target())
     assert (await windows.resolve(target(context_length=7000))).source == "operator"
-
-
-async def test_not_loaded_is_not_the_operators_number(server: FakeLMStudio, windows: Windows) -> None:
-    """Loading on request may use another length than the operator's, so there is no window yet."""
     server.list_v1(v1_model())
     with pytest.raises(ModelNotLoaded):
-        await windows.resolve(target(context_length=32768))
+        await windows.resolve(target(context_length=32768), fresh=True)
 
 
 async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -79,23 +75,25 @@ async def test_one_late_answer_refuses_one_request(
 @pytest.mark.parametrize(("answers_s", "knows"), [(25.0, [True, True, True]), (50.0, [False, False, True])])
 @in_virtual_time
 async def test_a_slow_listing_is_waited_for_by_all(answers_s: float, knows: list[bool]) -> None:
-    """Half a minute, by one read; a later answer refuses those that waited, and nobody who comes after."""
-    loop = asyncio.get_running_loop()
+    """Half a minute, by one read, however often one asks; a later answer refuses those that waited."""
+    loop, requests = asyncio.get_running_loop(), list[httpx.Request]()
 
     async def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
         await asyncio.sleep(answers_s - loop.time())
         return httpx.Response(200, json={"models": [v1_model(_=8192)]})
 
     async def ask(after_s: float) -> bool:
         await asyncio.sleep(after_s)
         try:
-            return (await windows.resolve(target())).tokens == 8192
+            return await windows.resolve(target()) == await windows.resolve(target())
         except WindowUnknown:
             return False
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         windows = Windows(cache_s=CACHE_S, http=http, clock=loop.time)
         assert await asyncio.gather(ask(0), ask(20), ask(30.001)) == knows
+        assert len(requests) == 2
         await windows.aclose()
 
 
