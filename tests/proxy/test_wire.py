@@ -13,20 +13,8 @@ from hypothesis import strategies as st
 from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.core.messages import Request
+from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.sse import json_object
-from litellm_compaction.proxy.wire import (
-    added,
-    asked_output_tokens,
-    decode,
-    encode,
-    from_chats_alone,
-    is_same_request,
-    to_chats_alone,
-    usage_of,
-    with_details,
-    with_output_limit,
-    without_overrides,
-)
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 _CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
@@ -34,17 +22,21 @@ _CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", 
 
 def test_the_details_of_an_answer_stand_in_its_usage() -> None:
     """On Anthropic's route with its own word for the window's end, and in a copy: LiteLLM logs its own message."""
-    told = json_object(with_details(_END, _CUT).partition(b"data:")[2])
+    told = json_object(wire.with_details(_END, _CUT).partition(b"data:")[2])
     assert (told["usage"], told["delta"]) == ({"compaction": _CUT}, {"stop_reason": "model_context_window_exceeded"})
-    assert with_details(_END, _WHOLE).count(b"max_tokens") == 1
+    assert wire.with_details(_END, _WHOLE).count(b"max_tokens") == 1
     message = {"type": "message", "usage": {"input_tokens": 3}, "stop_reason": "max_tokens"}
     usage = {"input_tokens": 3, "compaction": _CUT}
-    assert with_details(message, _CUT) == {**message, "usage": usage, "stop_reason": "model_context_window_exceeded"}
+    assert wire.with_details(message, _CUT) == {
+        **message,
+        "usage": usage,
+        "stop_reason": "model_context_window_exceeded",
+    }
     assert (message["stop_reason"], message["usage"]) == ("max_tokens", {"input_tokens": 3})
     shown = ResponseAPIUsage(input_tokens=1, output_tokens=1, total_tokens=2)
-    with_details(SimpleNamespace(response=SimpleNamespace(usage=shown)), _CUT)
+    wire.with_details(SimpleNamespace(response=SimpleNamespace(usage=shown)), _CUT)
     assert shown.model_dump()["compaction"] == _CUT
-    assert with_details(_END, None) is _END
+    assert wire.with_details(_END, None) is _END
 
 
 def test_anything_else_than_such_an_end_stays_as_it_is() -> None:
@@ -54,36 +46,36 @@ def test_anything_else_than_such_an_end_stays_as_it_is() -> None:
     turn = _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b"")
     chat = {"object": "chat.completion", "stop_reason": "max_tokens", "usage": {}}
     for other in (b"", half, *odd, turn, _END.replace(b"delta\n", b"start\n", 1), chat, {"type": "message"}, "a", None):
-        assert with_details(other, _CUT) == other
+        assert wire.with_details(other, _CUT) == other
 
 
 def test_usage_is_the_whole_prompts_or_none() -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     for prompt, cached, whole in ((900, 800, 900), (100, 800, 900), *((900, odd, 900) for odd in (0, -1, True, None))):
         details = {"prompt_tokens_details": {"cached_tokens": cached}}
-        assert usage_of({"usage": {"prompt_tokens": prompt, "completion_tokens": 3, **details}}) == (whole, 3)
-    assert usage_of({"usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": 7}}) == (9, 3)
+        assert wire.usage_of({"usage": {"prompt_tokens": prompt, "completion_tokens": 3, **details}}) == (whole, 3)
+    assert wire.usage_of({"usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": 7}}) == (9, 3)
     for odd in (0, None, True):
-        assert usage_of({"usage": {"prompt_tokens": odd, "completion_tokens": 3}}) is None
-    assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
+        assert wire.usage_of({"usage": {"prompt_tokens": odd, "completion_tokens": 3}}) is None
+    assert wire.usage_of({"usage": {"prompt_tokens": 900}}) is None is wire.usage_of({"usage": None})
 
 
 def test_a_limit_is_read_as_lenient_servers_read_it() -> None:
     """512.5 and "512" are 512 there; what is no number stays for them to refuse, beside a bound of llama.cpp's own."""
     asked = {"max_tokens": 1e9, "max_completion_tokens": 600.0, "n_predict": -1}
-    assert asked_output_tokens(asked) == 600
-    assert with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
+    assert wire.asked_output_tokens(asked) == 600
+    assert wire.with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
     for value, tokens in ((10.5, 10), ("600", 600), (" 600.5 ", 600), (10**400, 10**400), (-1, None), ("-1", None)):
-        assert asked_output_tokens({"max_tokens": value}) == tokens
-        assert with_output_limit({"max_tokens": value}, 512) == {"max_tokens": 512}
+        assert wire.asked_output_tokens({"max_tokens": value}) == tokens
+        assert wire.with_output_limit({"max_tokens": value}, 512) == {"max_tokens": 512}
     for odd in (math.inf, math.nan, True, "many", "9" * 19, [9]):
-        assert asked_output_tokens({"max_tokens": odd}) is None
-        assert with_output_limit({"max_tokens": odd}, 512) == {"n_predict": 512}
-        assert with_output_limit({"max_completion_tokens": odd}, 512) == {"max_tokens": 512, "n_predict": 512}
+        assert wire.asked_output_tokens({"max_tokens": odd}) is None
+        assert wire.with_output_limit({"max_tokens": odd}, 512) == {"n_predict": 512}
+        assert wire.with_output_limit({"max_completion_tokens": odd}, 512) == {"max_tokens": 512, "n_predict": 512}
 
 
 def _read(*messages: Any, **fields: Any) -> Request:
-    request = decode({"messages": list(messages), **fields})
+    request = wire.decode({"messages": list(messages), **fields})
     assert request is not None
     return request
 
@@ -97,20 +89,20 @@ def test_a_body_in_other_words_is_the_same_request() -> None:
         ([{"type": "text", "text": "Stay."}], {}, False),
         ("Go.", {"tools": [{"type": "function"}]}, False),
     ):
-        assert is_same_request({"messages": [{"role": "user", "content": content}], **fields}, request) is is_same
+        assert wire.is_same_request({"messages": [{"role": "user", "content": content}], **fields}, request) is is_same
     # LiteLLM's Presidio writes over the text of a message, or of a content part that both share.
     for message in ({"content": "42"}, {"content": [{"text": "42"}]}):
         body: dict[str, Any] = {"messages": [{"role": "user", **message}]}
         masked = body["messages"][0] if isinstance(message["content"], str) else message["content"][0]
         request = _read(*body["messages"])
-        assert is_same_request(body, request)
+        assert wire.is_same_request(body, request)
         masked["content" if isinstance(message["content"], str) else "text"] = "<MASKED>"
-        assert not is_same_request(body, request)
+        assert not wire.is_same_request(body, request)
     # It leaves references to tools out behind us; what is planned with one would be planned once more without it.
     reference, done = {"type": "tool_reference", "tool_name": "read"}, {"type": "text", "text": "Done."}
     for parts, left in (([reference, done], [done]), ([reference], "")):
         result = {"role": "tool", "tool_call_id": "c"}
-        assert is_same_request({"messages": [{**result, "content": left}]}, _read({**result, "content": parts}))
+        assert wire.is_same_request({"messages": [{**result, "content": left}]}, _read({**result, "content": parts}))
 
 
 def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
@@ -123,17 +115,17 @@ def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
         "model_info": {"id": "a", "supported_endpoints": ["/v1/responses"]},
         "input": "text",
     }
-    sent = to_chats_alone(kwargs, "openai")
+    sent = wire.to_chats_alone(kwargs, "openai")
     info = sent.pop("model_info")
     nowhere = {"custom_llm_provider": "custom_openai", "api_base": "http://guarded.invalid/v1"}
     assert sent == {"model": "custom_openai/x", "input": "text", **nowhere}
     assert info["supported_endpoints"] is None
     chat = {"messages": [], "model": "x", "model_info": info, **nowhere}
     own = {key: value for key, value in kwargs.items() if key != "input"}
-    assert from_chats_alone(chat) == {**own, "messages": []}
-    assert from_chats_alone(kwargs) is kwargs
+    assert wire.from_chats_alone(chat) == {**own, "messages": []}
+    assert wire.from_chats_alone(kwargs) is kwargs
     another = {**chat, "model": "openai/another"}
-    assert from_chats_alone(another) is another
+    assert wire.from_chats_alone(another) is another
 
 
 _JSON = st.recursive(
@@ -161,22 +153,22 @@ _BODIES = st.fixed_dictionaries(
 def test_any_chat_body_is_written_as_it_was_read(body: dict[str, Any]) -> None:
     """Every message with its own keys, every field that nobody here knows, and the client's own object untouched."""
     kept = copy.deepcopy(body)
-    request = decode(body)
+    request = wire.decode(body)
     assert request is not None
-    written = {**body, **added(body, {"messages": encode(request.messages)})}
+    written = {**body, **wire.added(body, {"messages": wire.encode(request.messages)})}
     assert json.dumps(written) == json.dumps(kept) == json.dumps(body)
-    assert without_overrides(body, "lm_studio") is body
+    assert wire.without_overrides(body, "lm_studio") is body
     tools = body.get("tools") or body.get("functions") or []
-    assert is_same_request(body, request) or not isinstance(tools, list)
+    assert wire.is_same_request(body, request) or not isinstance(tools, list)
 
 
 @given(st.lists(_JSON, min_size=1, max_size=4))
 def test_anything_among_messages_takes_its_place(odd: list[Any]) -> None:
     """It must not switch the guard off for the others: each is a message, in its order; without any there is none."""
-    request = decode({"messages": odd})
+    request = wire.decode({"messages": odd})
     assert request is not None
-    assert len(encode(request.messages)) == len(odd)
-    for given_, message in zip(odd, encode(request.messages), strict=True):
+    assert len(wire.encode(request.messages)) == len(odd)
+    for given_, message in zip(odd, wire.encode(request.messages), strict=True):
         assert message == (given_ if isinstance(given_, dict) else {"role": "user", "content": message["content"]})
     for none in (odd[0], {}, [], None):
-        assert decode({"messages": none}) is None or (isinstance(none, list) and none)
+        assert wire.decode({"messages": none}) is None or (isinstance(none, list) and none)

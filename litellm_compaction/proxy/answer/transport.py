@@ -138,7 +138,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 first = await anext(batches, None)
                 if not first:
                     raise sse.faulty("its answer is empty")
-                stream = EventStream(first, batches, self.exchange)
+                stream = EventStream(first, batches, self.exchange, self.context)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -156,8 +156,8 @@ class EventStream(httpx.AsyncByteStream):
     LiteLLM may leave one open: it is closed when its client has left, and when nobody has pulled for `UNREAD_S`.
     """
 
-    def __init__(self, first: Batch, batches: Batches, exchange: Exchange) -> None:
-        self._first, self._batches, self._exchange = first, batches, exchange
+    def __init__(self, first: Batch, batches: Batches, exchange: Exchange, context: RequestContext) -> None:
+        self._first, self._batches, self._exchange, self._context = first, batches, exchange, context
         self._left: asyncio.Task[None] | None = None
         self._wait()
         ends_with_client(self)
@@ -189,9 +189,14 @@ class EventStream(httpx.AsyncByteStream):
                 self._wait()
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
-        except CompactionError as error:
-            self._exchange.refusal = error
-            raise refusals.litellm_error_of(error, {}) from error
+        except (CompactionError, httpx.ConnectError) as error:
+            refusal = error if isinstance(error, CompactionError) else refusals.server_gone(error, self._context)
+            if refusal is None:
+                raise
+            self._exchange.refusal = refusal
+            # LiteLLM calls no failure hook of ours for an answer that has begun.
+            refusals.log_refused(self._context.label, refusal)
+            raise refusals.litellm_error_of(refusal, {}) from error
         finally:
             await self.aclose()
 

@@ -48,7 +48,7 @@ def _stream(closed: list[str]) -> EventStream:
             closed.append("closed")
 
     exchange: Any = Listening()
-    return EventStream([{"n": -1}], batches(), exchange)
+    return EventStream([{"n": -1}], batches(), exchange, Scene([], [Turn()]).context)
 
 
 @pytest.mark.parametrize("pulled", [0, 1, 5])
