@@ -9,6 +9,7 @@ enough, part after part is integrated into the record so far. `core/pruning.py` 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -354,7 +355,9 @@ class SummaryClient:
         # The client's other parameters are not sent here.
         request = replace(measured.request, messages=sent, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
-        if not replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens):
+        # Of a part nothing may be known but what the server makes of the whole conversation.
+        tokens = max(counted.tokens, math.ceil(counted.own.tokens * measured.count.text.usual))
+        if not replace(writer.budget, likely_ratio=counted.likely_ratio).fits(tokens):
             return None
         # Its writer sees more than the part that the summary replaces.
         texts = (job.request, job.focus, *map(visible_text, sent))

@@ -122,7 +122,7 @@ class Asker:
 
     async def _told(self, measured: MeasuredRequest, request: Request, count: Estimate, is_open: _IsOpen) -> Estimate:
         """The count of a request by the server; by its number for a part that surely fits if all may be too long."""
-        key, measurer = (measured.context.target.key, count.fingerprint), self._measurer
+        key, measurer = (measured.context.target.key + count.method, count.fingerprint), self._measurer
         certain, window_tokens = replace(measured.budget, likely_ratio=1.0), measured.window.tokens
         before = self._parts.get(key)
         count = await self._asked(measured, request, count.with_part(before), is_open)

@@ -47,6 +47,7 @@ class Family:
         image_patch_px: pixels on a side of what one image token sees; 0 if every image costs the limit.
         rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
         error_ratio: before its server has said a number, true count ≤ count × (1 + this).
+        load: of the model, as its window has it: what its server has counted holds for one.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Family:
     image_patch_px: int = 14
     rereads: bool = False
     error_ratio: float = 0.35
+    load: int = 0
 
 
 _TABLES: dict[str, Any] = tomllib.loads((resources.files(__package__) / "families.toml").read_text("utf-8"))

@@ -174,7 +174,7 @@ class Sources(NamedTuple):
 
     def family(self, target: Target, window: Window) -> Family:
         """The family that counts a deployment's prompts."""
-        return self.source(target, window.architecture).family
+        return replace(self.source(target, window.architecture).family, load=window.load)
 
     def source(self, target: Target, architecture: str) -> TokenizerSource:
         """Its vocabulary may not be loaded yet; `architecture` as LM Studio lists it, "" if it was not asked."""

@@ -201,5 +201,5 @@ def _chars(request: Request) -> int:
 
 
 def _method(family: Family, *, rendered: bool) -> str:
-    """Rendered prompts say nothing about constants, nor one vocabulary about another."""
-    return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
+    """Rendered prompts say nothing about constants, nor one vocabulary or load about another."""
+    return "|".join((family.name, family.vocabulary, family.template if rendered else "", str(family.load)))

@@ -149,7 +149,9 @@ class Known:
 
     def note(self, target_key: str, count: Estimate, tokens: int) -> None:
         """Learns what a server makes of text and media, from its number for a prompt that it has not cut."""
-        base = count.told if count.told is not None and not count.told.doubt_tokens else Told(0, Amounts())
+        # Where a protocol counts each prompt before its answer does, nothing is new: the first lesson is of all of it.
+        is_first = count.is_counted and not count.rates[0].is_confirmed
+        base = Told(0, Amounts()) if count.told is None or count.told.doubt_tokens or is_first else count.told
         new, tokens = count.own.amounts.since(base.amounts), tokens - base.tokens
         price = self.price(target_key, new)
         if new.media:

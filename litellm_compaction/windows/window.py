@@ -24,6 +24,7 @@ class Window:
         adds_bos: False if a raw prompt needs the token that begins every prompt. llama.cpp adds it to a completion's
             text (`tokenize_input_prompts`), LM Studio's MLX engine takes the text as it is (mlx-engine 017af0e,
             `BatchedModelKit.tokenize`). Without it models such as Gemma write nonsense.
+        load: grows if the model is loaded anew, maybe as another one of its name that counts otherwise.
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class Window:
     parallel: int = 1
     slots: int = 1
     adds_bos: bool = True
+    load: int = 0
 
 
 class Found(NamedTuple):

@@ -138,8 +138,8 @@ class Windows:
         # A limit, its end, and what was listed when it was learned; by target and asker.
         self._learned: Bounded[tuple[str, str], tuple[int, float, int | None]] = Bounded()
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
-        # The models that were loaded with an instance when a list was last read for it.
-        self._loaded: Bounded[InstanceAddress, frozenset[LoadedModel]] = Bounded()
+        # The models that were loaded with an instance when a list was last read for it, and its load by then.
+        self._loaded: Bounded[InstanceAddress, tuple[frozenset[LoadedModel], int]] = Bounded()
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.
@@ -177,7 +177,7 @@ class Windows:
                 )
                 raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
             window = replace(window, tokens=min(window.tokens, written))
-        return self._as_shared(target, window)
+        return self._as_known(target, window)
 
     def learn(self, target: Target, window_tokens: int) -> None:
         """Takes over a limit that an overflow error named: `resolve` gives no more for 600 s.
@@ -222,9 +222,11 @@ class Windows:
         if instance is None or loaded is None:
             return window
         # Another request may have seen it while this one waited.
-        window = await self.resolve(target, fresh=loaded != self._loaded.get(instance))
-        self._loaded[instance._replace(identifier=window.instance_id)] = loaded
-        return window
+        before, load = self._loaded.get(instance, (frozenset[LoadedModel](), 0))
+        load += bool(before) and all(each.identifier != instance.identifier for each in before & loaded)
+        window = await self.resolve(target, fresh=loaded != before)
+        self._loaded[instance._replace(identifier=window.instance_id)] = loaded, load
+        return self._as_known(target, window)
 
     async def ready(self, target: Target, *, prompt_tokens: int, load: Callable[[], Awaitable[None]] | None) -> Window:
         """As `resolve`, after `load` if the model is not loaded.
@@ -340,16 +342,17 @@ class Windows:
         numbers = ((target.context_length, target.context_source), (learned, "learned"))
         if limits := [(tokens, source) for tokens, source in numbers if tokens]:
             tokens, source = min(limits, key=lambda each: each[0])
-            return self._as_shared(target, Window(tokens=tokens, source=source, instance_id=target.model))
+            return self._as_known(target, Window(tokens=tokens, source=source, instance_id=target.model))
         tried = f"{reason}; no context length is configured; no overflow error named one"
         if is_silent:
             raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
         raise WindowUnknown(target.model, tried=tried)
 
-    def _as_shared(self, target: Target, window: Window) -> Window:
-        """`window` with a fact that no listing has: how many share it."""
+    def _as_known(self, target: Target, window: Window) -> Window:
+        """`window` with facts that no listing has: how many share it, and the load of its model."""
+        instance = InstanceAddress(self._rpc, target.api_base or "", target.api_key, window.instance_id)
         parallel = max(window.parallel, self._shared.get(target.key, 1))
-        return replace(window, parallel=parallel) if parallel > window.parallel else window
+        return replace(window, parallel=parallel, load=self._loaded.get(instance, (None, 0))[1])
 
     def _client(self) -> httpx.AsyncClient:
         if self._http is None:

@@ -6,6 +6,7 @@ After every test promise P1 is checked for all groups: nothing was cut, and no a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,14 +74,16 @@ def test_any_tokenizer_is_counted_exactly(exact: Bench, factor: float) -> None:
 
 
 def test_a_reload_is_noticed_by_the_next_request(exact: Bench) -> None:
-    """A model loaded anew with an eighth of its window, then with all of it: nothing is cut (P1), and nothing lost."""
-    messages = talk("reloaded", 12_000)
+    """A model loaded anew with an eighth of its window, then with all of it, or another one of its name (P1)."""
+    messages, simulator = talk("reloaded", 12_000), exact.simulators["reloaded"]
     sent(exact, "reloaded", messages)
-    for window in (4096, 32_768, 8192, 4096, 32_768):
+    for window, factor in ((4096, 1), (32_768, 1), (8192, 1), (4096, 1), (32_768, 2.7), (16_384, 1.45), (32_768, 1)):
+        simulator.models = [replace(model, tokens_factor=factor) for model in simulator.models]
         exact.load("reloaded", window)
-        watch = sent(exact, "reloaded", messages)
-        assert watch.chats[-1].context_length == window
-        assert (len(watch.sent()) == len(messages)) == (window == 32_768)
+        for each in (talk(f"at {window} {factor}", 12_000), messages):
+            watch = sent(exact, "reloaded", each)
+            whole = len(watch.sent()) == len(each)
+            assert (watch.chats[-1].context_length, whole) == (window, window == 32_768 and factor == 1)
 
 
 @pytest.mark.parametrize(

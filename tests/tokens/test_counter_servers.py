@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,3 +135,16 @@ async def test_an_answer_that_contradicts_a_protocol_ends_what_it_has_told() -> 
         count = await counted(counter, each)
         assert counter.learn("t", count, round(ratio * count.own.tokens), is_asked=True)
     assert [(await counted(counter, each)).is_counted for each in asked] == [True, False, True]
+
+
+async def test_of_another_load_of_a_model_nothing_is_known() -> None:
+    """It may be another one of its name. Its first answer tells the ratio, although a protocol has told the number."""
+    counter, asked = TokenCounter(), chat(5, words=20)
+    for load in (0, 1):
+        family = replace(LLAMA31, load=load)
+        for is_told in (False, True):
+            count = await counter.count("t", family, asked)
+            assert count.is_counted is is_told
+            counter.take_protocols("t", count, asked, round(count.own.tokens))
+        counter.learn("t", count, round(count.own.tokens))
+        assert (await counter.count("t", family, chat(9, words=20))).text.is_confirmed
