@@ -166,10 +166,7 @@ def _scripts(text: str) -> Counter[str]:
 
 
 def inventions(sentences: Sequence[str], source: Sequence[str]) -> set[str]:
-    """Returns those sentences of a summary that are rules, and not the source's.
-
-    A rule has a source in two sentences with half of its words by weight, the rarer the more.
-    """
+    """Returns those sentences of a summary that are rules, and not the source's; rarer words weigh more."""
     stripped = {each: each.lstrip(_BULLETS)[:_SENTENCE_CHARS] for each in sentences}
     rules = {each: rule for each, rule in stripped.items() if _RULE.search(rule)}
     wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules.values()}

@@ -88,10 +88,7 @@ class Vocabulary:
         return self.lengths([f" {text}" if text else "" for text in texts] if self._prefixes_space else texts)
 
     def lengths(self, texts: Iterable[str]) -> list[int]:
-        """Tokens of each text by itself: names of special tokens count as ordinary text.
-
-        Exact for text with words and lines; longer runs cost about one token too many in 4096 characters.
-        """
+        """Tokens of each text, special tokens' names as text; long runs have one in 4,096 characters too many."""
         return [sum(map(self._length, _pieces(_clean(text)))) for text in texts]
 
     def _length(self, piece: str) -> int:
