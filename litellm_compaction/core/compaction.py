@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form, How, ImagePlace, called, image_parts, in_forms
-from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     calls_by_position,
+    clients_length,
     merged,
     normal_text,
     parse_message,

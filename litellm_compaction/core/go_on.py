@@ -65,11 +65,6 @@ class Partial:
         return self.reasoning or _THINK_TAGS.sub("", self.text).strip()
 
 
-def clients_length(messages: Sequence[Message]) -> int:
-    """The number of messages before an answer that goes on, the first part of which stands before our request."""
-    return next((at - each.asks_to_go_on for at, each in enumerate(messages) if each.is_synthetic), len(messages))
-
-
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
     """Returns True if a server can go on with the answer itself: its own text, or thoughts that are closed (`raw`)."""
     is_answer = bool(messages) and messages[-1].role != "assistant"

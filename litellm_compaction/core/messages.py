@@ -209,6 +209,11 @@ def newest_user_index(messages: Sequence[Message]) -> int | None:
     return next((at for at in places if messages[at].role == "user" and not messages[at].is_synthetic), None)
 
 
+def clients_length(messages: Sequence[Message]) -> int:
+    """The number of messages before an answer that goes on, the first part of which stands before our request."""
+    return next((at - each.asks_to_go_on for at, each in enumerate(messages) if each.is_synthetic), len(messages))
+
+
 def last_assistant_index(messages: Sequence[Message]) -> int:
     """Returns -1 for none."""
     return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from litellm_compaction.core.forms import Form, ImagePlace, image_parts, without_data
-from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.identity import Seen
 from litellm_compaction.core.messages import (
     Message,
+    clients_length,
     last_assistant_index,
     newest_user_index,
     open_round,

@@ -24,12 +24,12 @@ import anyio
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction, hidden_messages
-from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
     Message,
     ToolCall,
+    clients_length,
     merged,
     newest_user_index,
     parse_message,

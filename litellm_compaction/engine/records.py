@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, as_sent, compaction_id, mark_of
-from litellm_compaction.core.go_on import clients_length
-from litellm_compaction.core.messages import Message, user_message, visible_text
+from litellm_compaction.core.messages import Message, clients_length, user_message, visible_text
 from litellm_compaction.engine.context import Decision, Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     USED_AHEAD,
