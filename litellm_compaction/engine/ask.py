@@ -267,7 +267,7 @@ class SummaryClient:
         effort: Effort,
         modes: Callable[[_Writer], Awaitable[list[_Mode[_Found]]]],
     ) -> _Found | None:
-        """Asks one model after the other, by each of its modes, until one gives something; one time limit for all."""
+        """Asks one model after the other, each by its modes and within one time limit, until one gives something."""
         context, attempts = measured.context, measured.context.attempts
 
         async def asked(model: PruningModel) -> _Found | None:
