@@ -126,8 +126,13 @@ class Decider:
         while True:
             decision = await self.plan(measured, allowed)
             if isinstance(decision, Make):
-                needed = CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
-                return await self._reused(measured, allowed) or needed
+                reused = await self._reused(measured, allowed)
+                is_sure = reused is not None or not stored or measured.count.text.is_confirmed
+                if is_sure or (settled := await self._asker.settled(measured)) is measured:
+                    return reused or CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
+                # No number of the server was known, and a summary's prompt could be twice as long as we count.
+                measured, allowed = settled, stored
+                continue
             if isinstance(decision, Send) and decision.compaction is not None:
                 prepared = await self._applied(measured, decision.compaction, "reused")
                 if prepared.budget.fits(prepared.count.tokens):

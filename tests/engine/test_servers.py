@@ -139,13 +139,16 @@ def test_a_part_of_a_call_is_shown_by_every_template() -> None:
 
 
 async def test_what_costs_nothing_is_asked_about_a_compaction() -> None:
-    """Whether or not our doubt would decide: what is sent is counted to the token, and no prompt is read for it."""
-    server = Vocabulary(1.3)
+    """What is sent is counted to the token; after a restart, beside a record that is too little, a summary's prompt."""
+    server = Vocabulary(1.8)
     engine = Bench(counter=TokenCounter(), windows=Counting(server))
-    prepared = await engine.guard(chat(60, words=60), SMALL, measure=server)
+    target = engine.target(SMALL, model="llama-3.1-8b")
+    prepared = await engine.guard(chat(60, words=60), measure=server, target=target)
     assert prepared.messages is not None
-    assert prepared.count.is_told
-    assert prepared.count.tokens == server.tokens(prepared.messages)
+    assert (prepared.count.is_told, prepared.count.tokens) == (True, server.tokens(prepared.messages))
+    again = Bench(counter=TokenCounter(), windows=Counting(server), store=engine.store)
+    await again.guard(chat(110, words=60), measure=server, target=target)
+    assert max(map(server.tokens, again.ask.messages)) <= SMALL
     assert server.requests == []
 
 

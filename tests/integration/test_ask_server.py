@@ -27,8 +27,6 @@ _GROUPS = [
     *(Group(f"harsh-{mode}", factor=1.2, key=STRANGE, architecture="strange") for mode in HARSH),
     Group("tokens"),
 ]
-
-
 _SETTINGS = {"window_cache_s": 3600, "background": "off"}
 
 
@@ -97,7 +95,6 @@ def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) ->
         messages = talk(f"{name} {share}", int(share * WINDOW / 1.2))
         watch = sent(asking, name, messages)
         assert share > 0.7 or len(watch.sent()) == len(messages)
-    address = asking.simulators[name].sdk.sockets
-    assert address
+    assert asking.simulators[name].sdk.sockets
     if mode not in ("busy", "unknown"):
         asking.proxy.expect_logged(r"ask_server server=\S+: LM Studio's own protocol does not answer")
