@@ -318,7 +318,7 @@ class HttpUpstream:
         bounds = sse.bounds_of(tokens + logprobs)
         # Some name another type than that of events, or none; OpenAI's client does not look.
         kind = response.headers.get("content-type", "").lower()
-        is_stream = response.is_success and ("event-stream" in kind or (self.wants_stream and "json" not in kind))
+        is_stream = response.is_success and ("event-stream" in kind or (self.wants_stream and "/json" not in kind))
         try:
             if is_stream and not self.wants_stream:
                 raise sse.faulty("it streams an answer that was asked for as a whole")

@@ -33,7 +33,7 @@ async def test_server_that_ignores_stream_is_understood() -> None:
     assert [delta["tool_calls"][0]["id"] for delta in deltas if delta.get("tool_calls")] == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/plain; charset=utf-8", ""])
+@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/plain; charset=utf-8", "application/x-ndjson", ""])
 async def test_a_stream_is_one_by_whatever_type(kind: str) -> None:
     """OpenAI's client does not look at it."""
     answer = sse(chunk({"content": "Fine."}), chunk({}, "stop"))
