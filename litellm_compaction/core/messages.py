@@ -381,19 +381,19 @@ def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     is trimmed, tool arguments are compared as parsed JSON. `after` is the entry for all before the first message.
     """
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:2", digest_size=16).digest()
-    entries, places = [digest.hex()], dict[str, int]()
+    entries, places = [digest.hex()], dict[str, tuple[str, int]]()
     for message in messages[0 if after else system_prefix_length(messages) :]:
-        own = _normal_form(message.received or message, places) + b"\n" * message.is_renewed
+        own = _normal_form(message.received or message, places, entries[-1]) + b"\n" * message.is_renewed
         digest = hashlib.blake2b(own, key=digest, digest_size=16).digest()
         entries.append(digest.hex())
     return tuple(entries)
 
 
-def _normal_form(message: Message, places: dict[str, int]) -> bytes:
+def _normal_form(message: Message, places: dict[str, tuple[str, int]], before: str) -> bytes:
     """Takes note of the `places` of calls by their ids, which some clients make anew; a result is its call's."""
     text, others = normal_text(message), [normal_part(part) for part in _parts(message) if part_text(part) is None]
     calls = [[call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    places.update((call.id, place) for place, call in enumerate(message.calls))
+    places.update((call.id, (before, place)) for place, call in enumerate(message.calls) if call.id)
     beside = json.dumps([message.role, calls, places.get(message.call_id), others], sort_keys=True, default=str)
     return f"{beside}\n{text}".encode("utf-8", "surrogatepass")
 

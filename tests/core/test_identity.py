@@ -139,8 +139,7 @@ def test_any_results_may_be_cleared(raw: list[JsonDict], data: st.DataObject) ->
     """Whichever long results become a note, and whatever follows, the entries of before come back."""
     was = [{**each, "content": OUTPUT} if each["role"] == "tool" else each for each in raw]
     now = [{**each, "content": NOTE} if each["role"] == "tool" and data.draw(st.booleans()) else each for each in was]
-    rest = [each for each in parsed(was) if not each.is_system]
-    later = [each for each in parsed(now) if not each.is_system]
+    rest, later = ([each for each in parsed(raw) if not each.is_system] for raw in (was, now))
     covered = data.draw(st.integers(0, len(rest)))
     record = seen(rest[:covered], chain(rest))
     assert words_chain(later) == words_chain(rest)

@@ -125,6 +125,7 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
         ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": "1"}')]),
         ([calls("1", arguments='{"a": [1, 2]}')], [calls("1", arguments='{"a": [2, 1]}')]),
         ([calls("1", "2"), result("1", "x")], [calls("1", "2"), result("2", "x")]),
+        ([calls("1"), calls("2"), result("1", "x")], [calls("1"), calls("2"), result("2", "x")]),
         ([user("a")], [{"role": "user", "content": [_text_part("a"), image()]}]),
         (
             [{"role": "user", "content": [image()]}],

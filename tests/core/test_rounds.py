@@ -25,8 +25,6 @@ PICTURE = {"role": "user", "content": [image()]}
 @pytest.mark.parametrize(
     ("behind", "unanswered"),
     [
-        ([result("call_a", "x"), result("call_b", "y")], []),
-        ([result("call_b", "y"), result("call_a", "x")], []),
         ([result("call_a", "x"), PICTURE, result("call_b", "y"), PICTURE], []),
         ([user("Wait."), result("call_a", "x"), system("late"), result("call_b", "y")], []),
         # A call that nothing answers, and one whose result comes too late for it.
