@@ -159,13 +159,13 @@ async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
     """The chunks of some lines, and what cannot be read behind them, or True at the stream's own end.
 
-    Each line of data is an event, since some servers write single newlines between events. One that is no JSON by
-    itself is one with those behind it: `event` holds them until a blank line.
+    Each line of data is an event, since some servers write single newlines between events; so is an answer in one
+    piece. One that is no JSON by itself is one with those behind it: `event` holds them until a blank line.
     """
     chunks: list[Chunk] = []
     for raw in lines:
         line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
-        data = line.removeprefix(_FIELD).strip() if line.startswith(_FIELD) else b""
+        data = line.removeprefix(_FIELD).strip() if line.startswith((_FIELD, b"{", b"<")) else b""
         is_end = data.startswith(b"[DONE]")
         try:
             if event and (is_end or not line):

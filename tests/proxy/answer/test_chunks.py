@@ -37,7 +37,6 @@ def test_text_is_read(choice: dict[str, Any]) -> None:
     [
         [{"id": "c", "function": _READ}],
         {"id": "c", "function": _READ},
-        [{"id": "c", "index": None, "function": _READ}],
         [{"id": "c", "index": {}, "function": {**_READ, "arguments": {"a": 1}}}],
         [{"id": "c", "function": _READ}, None],
     ],

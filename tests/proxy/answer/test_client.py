@@ -14,12 +14,7 @@ THOUGHT = Notices("reasoning", "off", "reasoning")
 
 
 def _body(
-    route: str = "/v1/chat/completions",
-    headers: dict[str, str] | None = None,
-    *,
-    key: Any = None,
-    team: Any = None,
-    **extra: Any,
+    route: str = "/v1/chat/completions", headers: Any = None, *, key: Any = None, team: Any = None, **extra: Any
 ) -> dict[str, Any]:
     metadata = {
         "user_api_key": "hash",
@@ -41,8 +36,6 @@ def _body(
         (_body("/v1/messages", stream=False), SILENT),
         (_body("/v1/messages"), THOUGHT),
         (_body("/v1/responses"), SILENT),
-        (_body("/v1/completions"), SILENT),
-        (_body("/v1beta/models/local:streamGenerateContent"), SILENT),
         (_body(merge_reasoning_content_in_choices=True), SILENT),
         (_body(headers={"user-agent": CHROME}), IN_TEXT),
         (_body(headers={"user-agent": f"{CHROME} Code/1.107.0 Electron/39.2.0"}), THOUGHT),
@@ -50,11 +43,8 @@ def _body(
         (_body("/v1/responses", headers={"x-openwebui-user-id": "1"}), IN_TEXT),
         (_body(key={"notices": "content"}), IN_TEXT),
         (_body(key={"notices": "off"}, team={"notices": "content"}), SILENT),
-        (_body(key={"notices": "off"}, headers={"user-agent": CHROME}), SILENT),
         (_body(key={"notices": "loud"}, team={"notices": "content"}), IN_TEXT),
-        (_body(key={"now": True}), THOUGHT),
         ({"litellm_metadata": _body("/v1/messages")["metadata"], "stream": True}, THOUGHT),
-        ({}, SILENT),
         ({"proxy_server_request": {"headers": None}, "metadata": None}, SILENT),
     ],
 )

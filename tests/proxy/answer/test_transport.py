@@ -34,11 +34,11 @@ async def test_server_that_ignores_stream_is_understood() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/plain; charset=utf-8", "application/x-ndjson", ""])
-async def test_a_stream_is_one_by_whatever_type(kind: str) -> None:
-    """OpenAI's client does not look at it."""
-    answer = sse(chunk({"content": "Fine."}), chunk({}, "stop"))
-    answer.headers["content-type"] = kind
-    assert text_of(await Wire([lambda: answer]).ask(stream=True)) == "Fine."
+async def test_an_answer_is_read_whatever_its_type_is_called(kind: str) -> None:
+    """OpenAI's client does not look at it; nor is all in one piece lost."""
+    for answer in (sse(chunk({"content": "Fine."}), chunk({}, "stop")), whole({"content": "Fine."})):
+        answer.headers["content-type"] = kind
+        assert text_of(await Wire([lambda answer=answer: answer]).ask(stream=True)) == "Fine."
 
 
 async def test_server_that_refuses_stream_options_is_asked_without() -> None:
@@ -176,9 +176,10 @@ _NONE += [json.dumps(each).encode() for each in ({"id": "c", "choices": [], "ans
 async def test_an_answer_without_a_choice_is_none(options: Body, stream: bool) -> None:
     """In either form, whoever reads it: LiteLLM would take it for an empty answer. What it says is in no error."""
     wholes = [lambda said=said: httpx.Response(200, content=said) for said in (*_NONE, b"null")]
-    for answered in [sse, lambda: sse({"answer": "ill" * 20_000})] if stream else wholes:
+    page = httpx.Response(200, content=b"<p>ill</p>")
+    for answered in [sse, lambda: sse({"answer": "ill" * 20_000}), lambda: page] if stream else wholes:
         answer = await Wire([answered]).ask(stream=stream, **options)
-        assert (answer.status_code, "ill" in answer.text) == (502, False)
+        assert (answer.status_code, "understood" in answer.text, "ill" in answer.text) == (502, True, False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
