@@ -107,12 +107,12 @@ class Reservation:
 
         It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
         """
+        self._keep()
         seat = self._be_present(window)
         if not self.is_shared(window):
             yield
             return
         # It is lent: nobody gives it back meanwhile.
-        self._keep()
         self._seat = None
         try:
             await self._take(seat, window, min(history_tokens + extra_tokens, window.tokens))

@@ -77,6 +77,19 @@ async def test_a_summary_has_its_room_although_its_first_client_leaves() -> None
     assert (bench.ask.cancelled, pool.used_tokens) == (1, 2048)
 
 
+@in_virtual_time
+async def test_a_server_is_not_idle_while_it_summarizes_for_an_answer_that_goes_on() -> None:
+    """Or another conversation's record would be written there, in its place in the cache."""
+    bench = Bench()
+    context = bench.context(2048)
+    room, window = bench.compactor.room(context), await bench.compactor.measurer.window(context)
+    for _ in range(2):
+        async with room.for_summary(window, 1):
+            await asyncio.sleep(2)
+            assert not bench.compactor.admission.is_idle("None")
+        room.ended()
+
+
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
     names: list[set[str]] = [set(), set()]
