@@ -78,7 +78,7 @@ def usable(family: Family) -> Family:
             _usable[family] = family
         except CompactionError as error:
             logger.warning("vocabulary family=%s counted by four characters a token: %s", family.name, error)
-            _usable[family] = replace(HEURISTIC, reasons=family.reasons, rereads=family.rereads)
+            _usable[family] = replace(HEURISTIC, reasons=family.reasons, rereads=family.rereads, load=family.load)
     return _usable[family]
 
 

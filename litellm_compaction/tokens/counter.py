@@ -55,7 +55,7 @@ class TokenCounter:
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
         text = self._text(target_key, family, rendered=own.rendered)
-        return estimated(own, told, text, self.known.price(target_key, own.amounts), method, prints)
+        return estimated(own, told, text, self.known.price(target_key, method, own.amounts), method, prints)
 
     def _own(self, family: Family, request: Request, asker: str, share: float) -> tuple[Own, Prints]:
         prints = fingerprints(request, asker)

@@ -47,8 +47,8 @@ _MOST_CONSTANT_TOKENS, _SAME_COUNT_RATIO, _UNCONFIRMED_RATIO = 32, 0.02, 0.2
 _DOUBTED_S = 3600.0
 
 
-def _size_class(amounts: Amounts) -> int:
-    return int(amounts.media / max(1.0, amounts.images)).bit_length()
+def _kind(method: str, amounts: Amounts) -> tuple[str, int]:
+    return method.rpartition("|")[2], int(amounts.media / max(1.0, amounts.images)).bit_length()
 
 
 def fingerprints(request: Request, asker: str) -> Prints:
@@ -82,8 +82,8 @@ class Known:
         self._prompts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_PROMPTS)
         self._ratios: Bounded[tuple[str, str], deque[float]] = Bounded(_MAX_TARGETS)
         self._odd: Bounded[tuple[str, str], tuple[float, float]] = Bounded(_MAX_TARGETS)
-        # To our estimate, and for each.
-        self._prices: Bounded[tuple[str, int], deque[tuple[float, float]]] = Bounded(_MAX_TARGETS)
+        # To our estimate, and for each; by load, with which a method ends, and size.
+        self._prices: Bounded[tuple[str, tuple[str, int]], deque[tuple[float, float]]] = Bounded(_MAX_TARGETS)
 
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
@@ -117,9 +117,9 @@ class Known:
         most = most if rendered else max(1.0, most)
         return Span(least * (1 - slack), usual, most * (1 + slack), is_confirmed=True)
 
-    def price(self, target_key: str, amounts: Amounts) -> Span:
+    def price(self, target_key: str, method: str, amounts: Amounts) -> Span:
         """What a server makes of our estimates of media, by those of about this size: some have one price for all."""
-        prices = self._prices.get((target_key, _size_class(amounts)))
+        prices = self._prices.get((target_key, _kind(method, amounts)))
         if not prices:
             return Span(0.0, 1.0, 1.0, is_confirmed=False)
         ratios, tokens = zip(*prices, strict=True)
@@ -153,14 +153,14 @@ class Known:
         is_first = count.is_counted and not count.rates[0].is_confirmed
         base = Told(0, Amounts()) if count.told is None or count.told.doubt_tokens or is_first else count.told
         new, tokens = count.own.amounts.since(base.amounts), tokens - base.tokens
-        price = self.price(target_key, new)
+        price = self.price(target_key, count.method, new)
         if new.media:
             # The price of media, if the text beside them is known well.
             doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
             media = tokens - new.text
             most = max(_MOST_RATIO * new.media, new.images * _MOST_IMAGE_TOKENS)
             if doubt <= _MOST_DOUBT * max(new.media, media) and -_MOST_DOUBT * new.media <= media <= most:
-                prices = self._prices.setdefault((target_key, _size_class(new)), deque(maxlen=_KEPT_PRICES))
+                prices = self._prices.setdefault((target_key, _kind(count.method, new)), deque(maxlen=_KEPT_PRICES))
                 prices.append((max(0.0, media) / new.media, max(0.0, media) / max(1.0, new.images)))
             if not price.is_confirmed:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ async def test_a_damaged_pack_refuses_no_request(
     [record] = caplog.records
     assert "qwen2 cannot be read or used (LZMAError" in record.message
     assert registry.why_broken("qwen2") in record.message
-    assert (registry.why_broken("heuristic"), registry.is_loaded("qwen2")) == ("", False)
+    loaded_anew = registry.usable(replace(family, load=1))
+    assert (registry.why_broken("heuristic"), registry.is_loaded("qwen2"), loaded_anew.load) == ("", False, 1)
     with pytest.raises(CompactionError, match="LZMAError"):
         registry.vocabulary("qwen2")

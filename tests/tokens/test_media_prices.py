@@ -65,6 +65,7 @@ async def test_the_price_of_one_image_is_that_of_the_next(price: int) -> None:
     assert abs(await told(counter, asked(1, 0), price)) < 0.01
     assert abs(await told(counter, asked(2, text="Which one is older? " * 30), price)) < 0.01
     assert abs(await told(counter, asked(0, 0, 3), price)) < 0.01
+    assert not (await counter.count("t", replace(KNOWN, load=1), asked(1))).rates[1].is_confirmed
 
 
 @pytest.mark.parametrize("price", [0, 85, 1200])
@@ -86,11 +87,11 @@ def test_a_smaller_picture_may_cost_the_same(price: int) -> None:
         own = Own((1653.0,), media=(1653.0,), images=1)
         known.note("t", replace(print_, own=own), price)
     for size in (1064.0, 2040.0):
-        span = known.price("t", Amounts(0.0, 0.0, size, 1))
+        span = known.price("t", "", Amounts(0.0, 0.0, size, 1))
         assert span.low * size <= price * min(1, size / 1653) <= price * max(1, size / 1653) <= span.high * size
     # Two sizes that cost as their areas do leave no doubt.
     known.note("t", replace(print_, own=Own((1064.0,), media=(1064.0,), images=1)), price * 1064 // 1653)
-    span = known.price("t", Amounts(0.0, 0.0, 1064.0, 1))
+    span = known.price("t", "", Amounts(0.0, 0.0, 1064.0, 1))
     assert span.high < 1.1 * price / 1653
 
 
