@@ -231,7 +231,7 @@ class Kept(Generic[_Key, _Value]):
 # Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
 _OFF_LOOP_CHARS = 20_000
 # Reading this many messages, parts or calls takes 2 to 3 ms, as does looking through so much text, or an image's data.
-_OFF_LOOP_ITEMS, _CHARS_OF_AN_ITEM = 400, 250
+_OFF_LOOP_ITEMS, _CHARS_OF_AN_ITEM, _FIELDS = 400, 250, 8
 
 
 async def off_loop(messages: Sequence[Any], run: Callable[[], _Result]) -> _Result:
@@ -261,6 +261,6 @@ def _size(value: object, depth: int = 0) -> int:
     if isinstance(value, str):
         return len(value) // _CHARS_OF_AN_ITEM
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    # An image's data is in the field of a field of a part.
-    texts = islice(inside, _OFF_LOOP_ITEMS) if depth < 3 else ()
-    return (0 if depth else len(inside)) + sum(_size(each, depth + 1) for each in texts)
+    # An image's data is in the field of a field of a part, which has few.
+    texts = islice(inside, _FIELDS if depth else _OFF_LOOP_ITEMS) if depth < 3 else ()
+    return len(inside) // (_FIELDS if depth else 1) + sum(_size(each, depth + 1) for each in texts)

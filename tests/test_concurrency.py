@@ -263,6 +263,7 @@ _CALLS = [{"role": "assistant", "content": None, "tool_calls": [{"id": f"{at}"} 
         (([user("a" * 100_000)],), True),
         (([user([{"type": "text", "text": "a" * 100_000}])],), True),
         (([user([{"type": "image_url", "image_url": {"url": "a" * 100_000}}])],), True),
+        (([user([{"x": [""] * 400}] * 300)],), True),
         ((_CALLS,), True),
         ((None, "text " * 1_000_000, 3), False),
     ],
