@@ -228,26 +228,26 @@ class Windows:
         self._loaded[instance._replace(identifier=window.instance_id)] = loaded, load
         return self._as_known(target, window)
 
-    async def ready(self, target: Target, *, prompt_tokens: int, load: Callable[[], Awaitable[None]] | None) -> Window:
+    async def ready(
+        self, target: Target, *, prompt_tokens: int, load: Callable[[], Awaitable[None]] | None, fresh: bool = False
+    ) -> Window:
         """As `resolve`, after `load` if the model is not loaded.
 
         Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that
         is not served, it seems, is looked for in a list that begins to be read now.
         """
         try:
-            window = await self.resolve(target)
+            window = await self.resolve(target, fresh=fresh)
             return await self.confirmed(target, window) if may_cut(window, prompt_tokens) else window
         except WindowUnread:
             raise
-        except (ModelNotLoaded, WindowUnknown):
-            pass
-        try:
-            return await self.resolve(target, fresh=True)
-        except ModelNotLoaded:
-            if load is None:
+        except (ModelNotLoaded, WindowUnknown) as absence:
+            if fresh and (load is None or not isinstance(absence, ModelNotLoaded)):
                 raise
-        await load()
-        return await self.resolve(target, fresh=True)
+        if fresh and load is not None:
+            await load()
+            load = None
+        return await self.ready(target, prompt_tokens=prompt_tokens, load=load, fresh=True)
 
     async def tokens_now(self, target: Target, *, fresh: bool = False) -> int:
         """As `resolve`; 0 if nobody knows it any more."""

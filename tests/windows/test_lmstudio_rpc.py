@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, InstanceAddress, LMStudioRpc
 from litellm_compaction.windows.windows import Windows
+from tests.builders import request_of
 from tests.constants import settings_of
 from tests.lmstudio_double import Model, Simulator, serve
 from tests.virtual_time import Clock
@@ -124,7 +125,7 @@ class Answering(LMStudioRpc):
 async def test_what_would_hold_others_up_is_not_asked(asked: int, rendered: int, tokens: int | None) -> None:
     """A long question takes its time to be written; our own count has to do."""
     rpc = Answering(applyPromptTemplate={"formatted": "x" * rendered}, countTokens={"tokenCount": 7})
-    request = Request(messages=(parse_message({"role": "user", "content": "x" * asked}),))
+    request = request_of({"role": "user", "content": "x" * asked})
     assert await InstanceAddress(rpc, "http://host", None, MODEL).count_tokens(request) == tokens
 
 
@@ -146,7 +147,6 @@ async def test_lm_studios_settings_are_told(
     rpc = Answering(listLoaded=[row], getBasePredictionConfig={"fields": fields}, getInstanceProcessingState=state)
     told = await InstanceAddress(rpc, "http://host", None, MODEL).settings()
     assert await InstanceAddress(rpc, "http://host", None, MODEL).is_busy()
-    assert told is not None
     assert told.words.removesuffix(" without a request") == words
     assert len(told.warnings) == warnings[0]
     assert all(word in "".join(told.warnings) for word in warnings[1:])
@@ -164,15 +164,17 @@ async def test_an_unknown_endpoint_is_asked_for_once(simulator: Simulator, base:
 
 
 async def test_windows_close_the_sockets_of_their_questions(simulator: Simulator, base: str) -> None:
-    """A count opens one; nothing is left open when the proxy stops."""
+    """A count opens one; after a load that a request has asked for, the model is another one; none is left open."""
     async with httpx.AsyncClient(trust_env=False) as http:
         windows = Windows(cache_s=5.0, http=http, rpc=LMStudioRpc())
         asked = replace(target(MODEL), api_base=base)
-        await windows.resolve(asked)
+        load = partial(asyncio.to_thread, simulator.load, MODEL, 8192)
+        assert (await windows.ready(asked, prompt_tokens=4000, load=load)).load == 0
         raw = {"role": "user", "content": "one two three"}
-        counted = await windows.tokens_of(asked, Request(messages=(parse_message(raw),)))
-        assert counted == simulator.count_chat(simulator.instances[0], [raw])
+        assert await windows.tokens_of(asked, request_of(raw)) == simulator.count_chat(simulator.instances[0], [raw])
         assert len(simulator.sdk.open_sockets()) == 1
+        simulator.unload(MODEL)
+        assert (await windows.ready(asked, prompt_tokens=4000, load=load)).load == 1
         await windows.aclose()
         await asyncio.to_thread(simulator.wait_until, lambda: simulator.sdk.open_sockets() == [])
 
