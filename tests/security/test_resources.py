@@ -108,7 +108,7 @@ walks = {
     "names": ledger.named,
     "rendered": lambda text: prompts.render_message(message("tool", text)),
     "redacted": secrets.redacted,
-    "excerpt": lambda text: inside.excerpt(text, 500, tokens),
+    "excerpt": lambda text: forms.excerpt(text, 500, tokens),
 }
 found = {}
 def seconds(run, text):
