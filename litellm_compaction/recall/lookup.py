@@ -120,10 +120,11 @@ class _Tenant:
             stretches = await self._newest(listed, _MOST_CHARS // 2)
         self._names = {*listed}
         self._chars += sum(map(_chars, stretches))
-        await asyncio.to_thread(indexed, stretches, self.index)
         for stretch in stretches:
             for entry in stretch.hashes[1:]:
                 self._stretches.setdefault(entry[:HANDLE_CHARS], stretch.name)
+        # Last: a search that is cancelled ends here, and the thread goes on.
+        await asyncio.to_thread(indexed, stretches, self.index)
 
     async def are_kept(self, handles: Collection[str]) -> bool:
         """Returns True if what some messages are from is still there."""

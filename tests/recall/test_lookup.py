@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,24 @@ async def test_what_came_meanwhile_is_found_and_read_once() -> None:
     before = originals.reads
     assert await said(lookup, "falcon") != []
     assert originals.reads - before <= 2
+
+
+async def test_a_search_that_is_cancelled_while_it_indexes_harms_none_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = Counting()
+    lookup = Lookup(originals)
+    await kept(originals, covered(*FISH))
+
+    async def cancelled(run: Callable[..., Any], *given: Any) -> Any:
+        done = run(*given)
+        if run is indexed:
+            raise asyncio.CancelledError
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr("asyncio.to_thread", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await said(lookup, "largest fish")
+    assert await said(lookup, "largest fish")
 
 
 async def test_tenants_find_nothing_of_each_other() -> None:
