@@ -394,13 +394,14 @@ class SentBefore:
 
     def restored(self, measured: MeasuredRequest) -> Listed | None:
         """Returns a request's list with what its client has left out, cleared or cut as it was."""
-        context, self._newest = measured.context, Listed(measured.conversation.rest)
-        now, before = self._relisted(context.scope, self._newest)
+        context, own = measured.context, Listed(measured.conversation.rest)
+        # In another thread than other requests'.
+        self._newest, (now, before) = own, self._relisted(context.scope, own)
         if now is None or not now.is_as(before):
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
-        is_same = now.listed.rest == self._newest.rest
+        is_same = now.listed.rest == own.rest
         return None if is_same or (counts_its_own and now.listed.is_other) else now.listed
 
     def note(self, measured: MeasuredRequest) -> None:
